@@ -307,13 +307,14 @@ def test_a_run_of_the_gpu_is_judged_there_and_where_there_is_none(tmp_path):
     [
         ("ppo", []),
         ("rejection", []),
+        ("archer", []),
         ("ppo", ["--collector", "sync", "--workers", "2"]),
         ("dapo", ["--group-size", "4", "--curriculum", "5"]),
     ],
 )
 def test_an_online_recipe_plays_and_learns(walks, tmp_path, recipe, more):
     options = ["--iterations", "2", "--games", "8", "--batch-size", "4", "--eval-every", "2", "--eval-games", "8"]
-    options += ["--value-warmup", "1"] if recipe == "ppo" else []
+    options += ["--value-warmup", "1"] if recipe != "rejection" else []
     call = ["train", recipe, "--start", str(walks / "bc"), "--out", str(tmp_path / "run"), "--device", DEVICE]
     with spawned():
         assert main([*call, *options, *more]) == 0

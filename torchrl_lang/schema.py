@@ -60,6 +60,8 @@ CANDIDATE_LOG_PROB = "candidate_log_prob"
 """float32 ``[*B, U, C]``: log-probabilities of these utterances."""
 CANDIDATE_MASK = "candidate_mask"
 """bool ``[*B, U]``: True for the states that have candidates."""
+DRAWN = "drawn"
+"""bool ``[*B, 1]``: the row ends with an utterance that the policy drew in the state of a game and never played."""
 FEATURES = "features"
 """float ``[*B, P, F]``: features of a row that are no tokens, such as those of an image."""
 FEATURES_MASK = "features_mask"
@@ -97,7 +99,8 @@ PREDICTED_LOG_PROB = "predicted_log_prob"
 ROW_KEYS = (TOKENS, ATTENTION_MASK, AGENT_MASK, TOKEN_REWARD)
 """The entries of a row, in the order of function arguments and files."""
 
-_MASKS = {ATTENTION_MASK, AGENT_MASK, TRAIN_MASK, STATE_MASK, CANDIDATE_MASK, FEATURES_MASK, TERMINATED, TRUNCATED}
+_OF_ROWS = (TERMINATED, TRUNCATED, DRAWN)
+_MASKS = {ATTENTION_MASK, AGENT_MASK, TRAIN_MASK, STATE_MASK, CANDIDATE_MASK, FEATURES_MASK, *_OF_ROWS}
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ def check_entry(name: str, value: Tensor, shape: torch.Size, *, floats: Sequence
     Args:
         name: its key in this module; numbers are floats of any dtype, or of ``floats``.
         value: the entry.
-        shape: ``[*B, T]``; ``terminated`` and ``truncated`` have ``[*B, 1]``.
+        shape: ``[*B, T]``; ``terminated``, ``truncated`` and ``drawn`` have ``[*B, 1]``.
         floats: the dtypes that a float may have; all by default.
 
     Raises:
@@ -228,7 +231,7 @@ def check_entry(name: str, value: Tensor, shape: torch.Size, *, floats: Sequence
     if value.dtype not in allowed and (allowed or not value.is_floating_point()):
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed) or "a float"
         raise TypeError(f"{name} must be {expected}, got {value.dtype}: convert it with .to(...).")
-    expected_shape = (*shape[:-1], 1) if name in (TERMINATED, TRUNCATED) else tuple(shape)
+    expected_shape = (*shape[:-1], 1) if name in _OF_ROWS else tuple(shape)
     if tuple(value.shape) != expected_shape:
         raise ValueError(f"{name} must have shape {expected_shape} to go with the rows, got {tuple(value.shape)}.")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from torchrl_lang.data import BestRows, best_rows, preference_pairs, row_buffer, row_returns
+from torchrl_lang.data import BestRows, LatestRows, best_rows, preference_pairs, row_buffer, row_returns
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 from torchrl_lang.training import Checkpointer
 
@@ -167,11 +167,23 @@ def test_in_pieces_as_at_once(pairs, capacity, per_group, grouped, cuts):
     assert numbers(whole.rows) == numbers(best_rows(expected, capacity))
 
 
-def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
+@pytest.mark.parametrize("cuts", [(5,), (2, 3), (1, 1, 1, 1, 1), (0, 4, 1)])
+def test_the_latest_rows_are_kept_in_their_order(cuts):
+    rows, pool, first = of_returns(5.0, 1.0, 4.0, 2.0, 3.0), LatestRows(3), 0
+    for number in cuts:
+        pool.extend(rows[first : first + number])
+        first += number
+    assert numbers(pool.rows) == [2, 3, 4]
+    rows["number"].zero_()
+    assert numbers(pool.rows) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [BestRows, LatestRows])
+def test_a_resumed_pool_goes_on_as_one_never_stopped(kind, tmp_path):
     pieces = [of_returns(*torch.randn(4, generator=torch.Generator().manual_seed(s)).tolist()) for s in range(4)]
     for piece in pieces:
         piece["beside", "figure"] = piece["token_reward"].clone()
-    straight, stopped, resumed = BestRows(3), BestRows(3), BestRows(3)
+    straight, stopped, resumed = kind(3), kind(3), kind(3)
     checkpointer = Checkpointer(tmp_path).register("pool", stopped)
     for step, piece in enumerate(pieces):
         straight.extend(piece)
@@ -186,7 +198,7 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(tmp_path):
     state = straight.state_dict()
     state["rows"]["token_reward"].zero_()
     assert straight.rows["token_reward"].any()
-    empty = BestRows(2)
+    empty = kind(2)
     resumed.load_state_dict(empty.state_dict())
     assert len(resumed) == 0
 

@@ -27,6 +27,7 @@ from torchrl_lang.modules import (
     value_module,
 )
 from torchrl_lang.objectives import (
+    ArCHerLoss,
     BCLoss,
     BCQLoss,
     CHAILoss,
@@ -177,6 +178,17 @@ def make_utterance_ilql(actor=None, **options):
     return UtteranceILQLLoss(actor or make_actor(), qvalue_module(q), value_module(v), **options)
 
 
+def make_archer(actor=None, **options):
+    """Target values away from the online ones."""
+    q, v = moved(UtteranceQValueHead(WIDTH), 1), moved(ValueHead(WIDTH), 2)
+    loss = ArCHerLoss(actor or make_actor(), qvalue_module(q), value_module(v), **options)
+    generator = torch.Generator().manual_seed(6)
+    for name, target in loss.named_children():
+        for value in target.values(True, True) if name.startswith("target_") else ():
+            value.data.add_(torch.randn(value.shape, generator=generator, dtype=value.dtype) * 0.05)
+    return loss
+
+
 def vary(rows, variant):
     """Rows that are all over, or of whose tokens only some are trained on."""
     if variant == "all-terminated":
@@ -308,6 +320,8 @@ LOSSES = {
     "ipo": partial(make_preference, IPOLoss, per_token=True),
     # A baseline of the batch would be no sum over its rows.
     "kto-in-pieces": partial(make_preference, KTOLoss, undesirable_weight=1.5, baseline=0.1, logits_chunk=5),
+    "archer": partial(make_archer, target_trunk=True),
+    "archer-own-trunks": partial(own_trunk, make_archer, target_trunk=True),
 }  # fmt: skip
 
 
@@ -346,6 +360,13 @@ def passes(monkeypatch):
         return sorted(seen)
 
     return of
+
+
+def unread(loss):
+    """The policy's parameters, of a critic that has a trunk of its own."""
+    return (
+        {*loss.actor_network.parameters()} if isinstance(loss, ArCHerLoss) and loss.value_trunk is not None else set()
+    )
 
 
 def losses_of(out):

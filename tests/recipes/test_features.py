@@ -90,7 +90,7 @@ def policies(run):
 def test_no_recipe_is_left_out():
     """But variants, which train as the recipes do that they are variants of."""
     assert {kind.place for kind in ALGORITHMS.values()} == {
-        ALGORITHMS[name].place for name in (*FROM_SCRATCH, *FROM_BC, "ppo", "rejection", "grpo")
+        ALGORITHMS[name].place for name in (*FROM_SCRATCH, *FROM_BC, "ppo", "rejection", "grpo", "archer")
     }
 
 
@@ -230,8 +230,9 @@ def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
     [
         ("ppo", ["--value-warmup", "0", "--lora-rank", "2"]),
         ("rejection", ["--best-so-far", "4", "--collector", "sync", "--workers", "1"]),
+        ("archer", ["--value-warmup", "0", "--value-steps", "2"]),
     ],
-    ids=["adapters", "workers"],
+    ids=["adapters", "workers", "archer"],
 )
 def test_online_recipes_play_games_with_features(home, recipe, more, tmp_path):
     options = ["--iterations", "2", "--games", "16", "--turns", "1", "--batch-size", "8", "--eval-games", "8"]

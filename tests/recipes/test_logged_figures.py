@@ -45,8 +45,9 @@ def logged(tmp_path_factory, walks):
     (home / "said.jsonl").write_text("".join(f"{json.dumps({'turns': turns})}\n" for turns in DIALOGUES))
     said = ["--data", str(home / "said.jsonl"), "--out", str(home / "said"), *TINY, *OFFLINE]
     assert main(["train", "bc", *said]) == 0
-    for recipe in ("ppo", "rejection", "grpo"):
-        more = ["--value-warmup", "0", "--clip-heads"] if recipe == "ppo" else []
+    for recipe in ("ppo", "rejection", "grpo", "archer"):
+        more = ["--value-warmup", "0"] if recipe in ("ppo", "archer") else []
+        more += ["--clip-heads"] if recipe == "ppo" else []
         begun = ["--start", str(walks / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *more]
         assert main(["train", recipe, *begun]) == 0
     assert train_ad(home / "ad", "--steps", 2, "--reward-weight", 1, "--observation-weight", 1) == 0

@@ -22,7 +22,8 @@ from torchrl_lang.envs.wordle.task import WordleTask
 from torchrl_lang.modules import row_log_prob
 from torchrl_lang.modules import trunk as trunk_module
 from torchrl_lang.recipes import online
-from torchrl_lang.recipes.algorithms import PPO
+from torchrl_lang.recipes.algorithms import PPO, ArCHer
+from torchrl_lang.recipes.archer import ArCHerLearner
 from torchrl_lang.recipes.collect import Games
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
@@ -258,6 +259,33 @@ def test_examples_are_played_and_not_learned(start):
     assert (rows["kl"][learned] != 0).any()
     assert (rows["kl"][shown] == 0).all()
     assert rows["advantage"].isfinite().all()
+
+
+def test_archer_trains_its_critic_first_and_keeps_games(start):
+    """The policy waits for the critic; games are kept with the rewards that they had before the KL penalty."""
+    sizes = {"games": 8, "turns": 6, "batch_size": 4, "iterations": 6, "value_warmup": 1}
+    options = ArCHer(start=start, out=Path("unused"), **sizes, value_steps=2, replay=20, draws=5, lr=0.01)
+    begun = load_initial_policy(options)
+    kl = kl_transform(options, begun)
+    learner = ArCHerLearner(options, begun, kl.controller)
+    run = OnlineRun(options, begun, kl, learner)
+    state = lambda module: {name: value.clone() for name, value in module.state_dict().items()}  # noqa: E731
+    moved = []
+    try:
+        for iteration in (1, 2, 3):
+            before = state(begun.lm), state(learner.state)
+            figures = run.iterate(iteration)
+            after = begun.lm.state_dict(), learner.state.state_dict()
+            moved.append([any((x[key] != y[key]).any() for key in x) for x, y in zip(before, after, strict=True)])
+            assert figures["learned_from"] == (0 if iteration == 1 else 5)
+            assert figures["critic_loss"] > 0
+    finally:
+        run.games.close()
+    assert moved == [[False, True], [True, True], [True, True]]
+    assert len(learner.pool) == 20
+    reward = learner.pool.rows["token_reward"]
+    assert (reward == reward.round()).all()  # of Wordle
+    assert abs(figures["kl"]) > 1e-4
 
 
 def test_normalized_values_begin_at_the_mean_return(start, tmp_path):

@@ -81,9 +81,9 @@ def home(tmp_path_factory):
 
 
 def arguments(home, recipe, out, *more):
-    online = recipe in ("ppo", "rejection")
+    online = recipe in ("ppo", "rejection", "archer")
     given = [*ONLINE, "--option", f"model={home / 'hf'}"] if online else ["--data", home / "data", *OFFLINE]
-    given += ["--value-warmup", "0"] if recipe == "ppo" else []
+    given += ["--value-warmup", "0"] if recipe in ("ppo", "archer") else []
     return [str(word) for word in ("train", recipe, "--task", NAME, "--out", out, *given, *more)]
 
 
@@ -91,6 +91,7 @@ CASES = [("bc", "--pretrained", "hf"), ("dt", "--start", "agent"), ("ilql", "--s
 CASES += [("qsft", "--start", "agent"), ("oreo", "--start", "hf"), ("utterance-ilql", "--pretrained", "hf")]
 CASES += [("dpo", "--start", "hf"), ("kto", "--start", "agent")]
 CASES += [("ppo", "--start", "agent"), ("ppo", "--pretrained", "hf"), ("rejection", "--start", "hf")]
+CASES += [("archer", "--start", "hf")]
 
 
 @pytest.mark.filterwarnings("error:.*lose updates")

@@ -8,7 +8,7 @@ from torchrl_lang.data.jsonl import DialogueReader, dataset_from_jsonl, dataset_
 from torchrl_lang.data.replay import TrimRows, row_buffer
 from torchrl_lang.data.rollouts import EpisodeRows, rows_from_rollout
 from torchrl_lang.data.samples import from_samples, rows_from_triples
-from torchrl_lang.data.selection import BestRows, best_rows, preference_pairs, row_returns
+from torchrl_lang.data.selection import BestRows, LatestRows, best_rows, preference_pairs, row_returns
 
 __all__ = [
     "BestRows",
@@ -17,6 +17,7 @@ __all__ = [
     "EpisodeRows",
     "FileError",
     "FreshEpisodes",
+    "LatestRows",
     "PolicySampler",
     "RowDataset",
     "TrimRows",

@@ -227,7 +227,39 @@ def _best(score: Tensor, group: Tensor, n: int | None, fraction: float | None) -
     return order[rank < quota[which]].sort().values
 
 
-class BestRows:
+class RowPool:
+    """Rows that are kept, ``[M]``, and their state in a checkpoint. Abstract: ``extend`` of a subclass chooses them."""
+
+    _rows: TensorDictBase | None = None
+
+    def __len__(self) -> int:
+        return 0 if self._rows is None else self._rows.shape[0]
+
+    @property
+    def rows(self) -> TensorDictBase:
+        """The rows kept, ``[M]``.
+
+        Raises:
+            RuntimeError: no rows were added yet.
+        """
+        if self._rows is None:
+            raise RuntimeError("The buffer has no rows yet: call extend(rows) first.")
+        return self._rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows kept, as tensors by key."""
+        return {"rows": None if self._rows is None else dict(self._rows.clone().items(True, True))}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Replace the rows by saved ones, of a buffer with the same options.
+
+        They stay on the device of these tensors; rows that are added later are moved there.
+        """
+        entries = state_dict["rows"]
+        self._rows = None if entries is None else TensorDict(entries).auto_batch_size_(1).clone()
+
+
+class BestRows(RowPool):
     """Keeps the best of all rows that :meth:`extend` gets, for rejection sampling and expert iteration.
 
     The result equals :func:`best_rows` of all rows at once: ties prefer the earlier row, and rows keep the order in
@@ -270,21 +302,6 @@ class BestRows:
         self.capacity, self.per, self.per_group = capacity, per, per_group
         self._options: dict[str, Any] = {"by": by, "gamma": gamma, "reward_key": reward_key}
         self._options |= {"end_of_action": end_of_action, "finished_only": finished_only}
-        self._rows: TensorDictBase | None = None
-
-    def __len__(self) -> int:
-        return 0 if self._rows is None else self._rows.shape[0]
-
-    @property
-    def rows(self) -> TensorDictBase:
-        """The rows kept, ``[M]``.
-
-        Raises:
-            RuntimeError: no rows were added yet.
-        """
-        if self._rows is None:
-            raise RuntimeError("The buffer has no rows yet: call extend(rows) first.")
-        return self._rows
 
     def extend(self, rows: RowDataset | TensorDictBase) -> BestRows:
         """Keep the best of the stored rows and these, ``[N]``, which must have the same width ``T``; returns self."""
@@ -295,19 +312,39 @@ class BestRows:
         self._rows = fresh
         return self
 
-    def state_dict(self) -> dict[str, Any]:
-        """The rows kept, as tensors by key."""
-        return {"rows": None if self._rows is None else dict(self._rows.clone().items(True, True))}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace the rows by saved ones, of a buffer with the same options.
-
-        They stay on the device of these tensors; rows that are added later are moved there.
-        """
-        entries = state_dict["rows"]
-        self._rows = None if entries is None else TensorDict(entries).auto_batch_size_(1).clone()
-
     def _best(self, rows: RowDataset | TensorDictBase) -> TensorDictBase:
         if self.per is not None:
             rows = best_rows(rows, self.per_group, per=self.per, **self._options)
         return best_rows(rows, self.capacity, **self._options)
+
+
+class LatestRows(RowPool):
+    """Keeps the latest of all rows that :meth:`extend` gets, in the order in which they came.
+
+    Unlike a replay buffer of TorchRL with a storage of fixed size, its state holds the rows that it has, not all places
+    of the storage, and its rows are a batch that can be read as a whole.
+
+    Args:
+        capacity: number of rows to keep.
+
+    Examples:
+        >>> from torchrl_lang.data import LatestRows
+        >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
+        >>> tokenizer, pool = CharTokenizer.from_alphabet("abc"), LatestRows(3)
+        >>> for rewards in ((1.0, 3.0), (0.0, 2.0)):
+        ...     _ = pool.extend(to_rows([Episode([Turn("a", reward=r)], True) for r in rewards], tokenizer, 5))
+        >>> pool.rows["token_reward"].sum(-1)
+        tensor([3., 0., 2.])
+    """
+
+    @checked
+    def __init__(self, capacity: Count) -> None:
+        self.capacity = capacity
+
+    def extend(self, rows: TensorDictBase) -> LatestRows:
+        """Add rows ``[N]``, which must have the same width ``T`` and entries; returns self."""
+        if self._rows is not None:
+            kept = self._rows if rows.device is None else self._rows.to(rows.device)
+            rows = torch.cat([kept, rows], 0)
+        self._rows = rows[-self.capacity :].clone()
+        return self

@@ -6,6 +6,7 @@ from torchrl_lang.modules.chai import CandidateSampler, CHAIActor
 from torchrl_lang.modules.decoding.guidance import UtteranceValueGuidance, ValueGuidance
 from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
+from torchrl_lang.modules.drawn_utterances import draw_utterances, with_drawn
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.frozen.lower_layers import train_top_layers, with_frozen_states
 from torchrl_lang.modules.head_values import qvalue_module, row_value_module, value_module
@@ -42,6 +43,7 @@ __all__ = [
     "causal_lm",
     "condition_on_returns",
     "default_qvalue_head",
+    "draw_utterances",
     "language_actor",
     "load_agent",
     "load_causal_lm",
@@ -55,6 +57,7 @@ __all__ = [
     "save_language_model",
     "train_top_layers",
     "value_module",
+    "with_drawn",
     "with_features",
     "with_frozen_states",
 ]

@@ -1,6 +1,7 @@
 """Losses over rows: each reads whole episodes, one a row, and returns terms named ``loss_*``."""
 
 from torchrl_lang.objectives.agilerl import agilerl_loss
+from torchrl_lang.objectives.archer import ArCHerLoss
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.objectives.bcq import BCQLoss
 from torchrl_lang.objectives.chai import CHAILoss
@@ -15,6 +16,7 @@ from torchrl_lang.objectives.qsft import QSFTLoss
 from torchrl_lang.objectives.utterance_ilql import UtteranceILQLLoss
 
 __all__ = [
+    "ArCHerLoss",
     "BCLoss",
     "BCQLoss",
     "CHAILoss",

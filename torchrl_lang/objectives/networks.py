@@ -121,10 +121,15 @@ def online_values(loss: Any, name: str, states: TensorDictBase) -> Tensor:
 
 
 @torch.no_grad()
+def target_values(loss: Any, name: str, states: TensorDictBase) -> Tensor:
+    """Compute the values of a head with its target parameters."""
+    with lent(loss._modules[f"target_{name}_params"], getattr(loss, name)):
+        return head_values(loss, name, states.detach())
+
+
 def least_target(loss: Any, states: TensorDictBase) -> Tensor:
     """Compute the minimum of the target heads of a Q with one value an utterance, ``[U]``."""
-    with lent(loss.target_qvalue_network_params, loss.qvalue_network):
-        return head_values(loss, "qvalue_network", states.detach()).amin(-1)
+    return target_values(loss, "qvalue_network", states).amin(-1)
 
 
 def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: NestedKey, kind: str) -> Tensor:

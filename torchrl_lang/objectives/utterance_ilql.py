@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from tensordict import TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
-from torch import nn
+from torch import Tensor, nn
 
 from torchrl_lang.functional import expectile_loss
-from torchrl_lang.functional.decisions import find_utterances
+from torchrl_lang.functional.decisions import UtteranceSpans, find_utterances
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, over_rows
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, gather_inputs, least_target, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss
+
+
+class UtterancePlaces(NamedTuple):
+    """The ``U`` finished utterances of a batch and its ``S`` states, where losses of utterances read their values."""
+
+    spans: UtteranceSpans
+    place: Tensor
+    """int64 ``[U]``: the place of each last decision in a batch flattened to ``[B * T]``, where Q is read."""
+    state_place: Tensor
+    """int64 ``[S]``: places of the states, where V is read."""
+    terminated: Tensor
+    """bool ``[U]``: the task ended after the utterance."""
+
+    @classmethod
+    def of(cls, loss: RowLoss, batch: TransitionBatch) -> UtterancePlaces:
+        """The utterances of a batch, which end as a loss has it."""
+        ended, width = batch.row_terminated, batch.tokens.shape[-1]
+        spans = find_utterances(batch.attention_mask, batch.agent_mask, loss._turn_ends(batch), ended)
+        row = spans.row[spans.state]
+        return cls(spans, row * width + spans.end, spans.row * width + spans.position, spans.last & ended[row])
 
 
 class UtteranceILQLLoss(QValueLoss):
@@ -143,18 +163,14 @@ class UtteranceILQLLoss(QValueLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
-        rows, width = Passes(self, batch, reads_policy=True), batch.tokens.shape[-1]
-        ended = batch.row_terminated
-        spans = find_utterances(batch.attention_mask, batch.agent_mask, self._turn_ends(batch), ended)
-        row = spans.row[spans.state]
-        place = row * width + spans.end  # of the last decisions, [U]
-        counted = batch.counts_at(place)
-        v = values_at(self, "value_network", rows.values, spans.row * width + spans.position).squeeze(-1)
+        rows, found = Passes(self, batch, reads_policy=True), UtterancePlaces.of(self, batch)
+        spans, place, counted = found.spans, found.place, batch.counts_at(found.place)
+        v = values_at(self, "value_network", rows.values, found.state_place).squeeze(-1)
         value, next_value = v[spans.state], v[spans.state + 1].detach()  # V(s_i), V(s_{i+1})
         losses, metrics = {}, {"value": value}
         if self.qvalue_weight:
             q = values_at(self, "qvalue_network", rows.values, place)
-            y = td_target(spans.total(batch.reward), next_value, spans.last & ended[row], self.gamma)
+            y = td_target(spans.total(batch.reward), next_value, found.terminated, self.gamma)
             error = (y[:, None] - q).square().sum(-1)
             losses["loss_qvalue"] = self._qvalue_loss(tensordict, batch, error, place, counted)
             metrics["qvalue"] = q.mean(-1)

@@ -871,6 +871,33 @@ class Rejection(
             raise ValueError(f"The BC loss is at --temperature 1, so games must be as well: got {self.temperature}.")
 
 
+# Each game is learned from many times, so few of them are played in an iteration.
+@with_defaults(games=16, epochs=1)
+class ArCHer(HeadOptions, OnlineOptions, group="loss", algorithm="archer", place="archer:train_archer"):
+    """ArCHer (arXiv 2402.19446): a critic of utterances learns from old games too, and the policy from the critic."""
+
+    gamma: float = option(0.99, "discount factor from an utterance to the next", ge=0, le=1)
+    replay: int = option(4096, "number of the latest games that are kept to learn from", ge=1)
+    states: Literal["replay", "new"] = option(
+        "replay",
+        "where the policy draws the utterances that it learns from: in states of all games kept, or of the new ones",
+    )
+    draws: int = option(
+        512, "utterances that the policy draws in an iteration to learn from, and as many for the critic", ge=1
+    )
+    value_steps: int = option(
+        100, "training steps of the critic in an iteration, each on a batch of games kept", group="optimisation", ge=1
+    )
+    value_lr: float = option(1e-3, "peak learning rate of the critic", group="optimisation", gt=0, le=1)
+    value_warmup: int = option(
+        5, "iterations at the beginning in which only the critic is trained, at most a third of all", ge=0
+    )
+    tau: float = option(0.05, "soft update rate of the critic's target", gt=0, le=1)
+    clip_epsilon: float = option(0.2, "clipping range of the probability ratio", gt=0)
+    entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
+    normalize_advantage: bool = option(False, "standardise the advantages of each batch")
+
+
 # -- finished runs ---------------------------------------------------------------------------------------------------
 
 
@@ -908,7 +935,7 @@ class ConvertAgileRL(TaskOptions, group="data", task_from=("data", "manifest.jso
 
 
 _OF_TOKENS = (ILQL, SingleStep, MonteCarlo, AWAC, PaperILQL, CQL, Psi, BCQ, QSFT, OREO)
-_OTHERS = (DPO, IPO, KTO, CHAI, UtteranceILQL, PPO, Rejection)
+_OTHERS = (DPO, IPO, KTO, CHAI, UtteranceILQL, PPO, Rejection, ArCHer)
 _RATIOS = (TurnPPO, GRPO, DrGRPO, RLOO, ReinforcePlusPlus, DAPO, GSPO, CISPO, GiGPO)
 ALGORITHMS: dict[str, type[TrainingOptions]] = {
     kind.algorithm: kind for kind in (BC, PercentBC, DT, *_OF_TOKENS, *_OTHERS, *_RATIOS)
