@@ -46,11 +46,11 @@ class ArCHerLearner(Learner):
     def __init__(self, options: ArCHer, start: InitialPolicy, controller: KLController) -> None:
         self.options, self.policy = options, start.policy
         self.warmup = min(options.value_warmup, options.iterations // 3)
-        divergence: dict[str, Any] = {}
+        given = {name: getattr(options, name) for name in ("clip_epsilon", "entropy_weight", "normalize_advantage")}
         if options.kl_coef:
-            divergence = {"kl_weight": controller, "kl_estimator": "exact", "reference": start.reference}
+            given |= {"kl_weight": controller, "kl_estimator": "exact", "reference": start.reference}
         # The mean over utterances of the sum over their tokens, as in the paper.
-        self.loss = PPOLoss(start.policy, aggregation=1, **loss_options(options, PPOLoss), **divergence)
+        self.loss = PPOLoss(start.policy, aggregation=1, **given)
         width, normalize, device = start.lm.config.hidden_size, options.normalize_states, start.lm.device
         trunk: Any = split_actor(start.policy.decoder.actor).trunk
         frozen = {id(weight): weight for weight in trunk.parameters() if not weight.requires_grad}
