@@ -1,0 +1,45 @@
+"""Options and presets of the maze."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
+from torchrl_lang.recipes.tasks import task_class
+
+PRESETS: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MazeGames(Options, group="data"):
+    """Options that define the games."""
+
+    observation: Literal["partial", "full"] = option(
+        "partial", "what the agent is told: the walls around it, or also the goal's position and its own"
+    )
+    max_moves: int = option(100, "moves in which the goal can be reached", ge=1)
+
+    def task(self) -> Any:
+        """The task."""
+        kind: Any = task_class("maze")
+        return kind(self.observation, self.max_moves)
+
+
+@with_defaults(games=2000)
+class MazeData(MazeGames, DataOptions):
+    """Generate a dataset of a scripted player in a maze."""
+
+    player: Literal["mediocre", "random", "optimal", "memoryless"] = option(
+        "mediocre", "who plays; mediocre: --skill of its moves are the best ones, the others random"
+    )
+    skill: float = option(0.02, "share of best moves of the mediocre player", ge=0, le=1)
+
+    def notes(self) -> dict[str, Any]:
+        """Settings of the games beside the task."""
+        return {"player": self.player, "skill": self.skill, **super().notes()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MazePlay(MazeGames, PlayOptions):
+    """Look for the goal of a maze yourself, or watch a policy."""
