@@ -40,8 +40,14 @@ class _MazePlayer(TensorDictModuleBase):
         return tensordict.set(ACTION, torch.stack([move, torch.full_like(move, self._end)], -1))
 
 
+HABIT = (0.35, 0.25, 0.25, 0.15)
+"""Probabilities of the moves of a player who does not think."""
+
+
 class OptimalPlayer(_MazePlayer):
-    """Plays best with memory of the game, or with some probability a uniform move instead.
+    """Plays best with memory of the game, or with some probability a move of :data:`HABIT` instead.
+
+    The habit is uneven so that with little skill the most frequent move is not the best one: greedy imitation fails.
 
     Args:
         maze: the maze.
@@ -75,8 +81,8 @@ class OptimalPlayer(_MazePlayer):
         best = self._best[belief]
         if self.skill == 1:
             return best
-        chance = self.stream.below(torch.full_like(best, len(MOVES)))
-        return torch.where(self.stream.uniform(tuple(best.shape)) < self.skill, best, chance)
+        habit = _draw(torch.tensor(HABIT, dtype=torch.float64).expand(len(best), -1), self.stream)
+        return torch.where(self.stream.uniform(tuple(best.shape)) < self.skill, best, habit)
 
 
 class ReactivePlayer(_MazePlayer):
@@ -107,5 +113,9 @@ class ReactivePlayer(_MazePlayer):
     def _moves(self, tokens: Tensor, real: Tensor, agent: Tensor) -> Tensor:
         text = tokens.gather(-1, (real.sum(-1, keepdim=True) - 2).clamp_min(0))[:, 0]
         # Rows that have ended stop at a control token, and their moves are ignored.
-        reached = self.policy[torch.where(text < len(self.policy), text, 0)].cumsum(-1)
-        return (reached <= self.stream.uniform((len(text), 1))).sum(-1).clamp_max(len(MOVES) - 1)
+        return _draw(self.policy[torch.where(text < len(self.policy), text, 0)], self.stream)
+
+
+def _draw(policy: Tensor, stream: RandomStream) -> Tensor:
+    """A move of each row of probabilities ``[N, 4]``, int64 ``[N]``."""
+    return (policy.cumsum(-1) <= stream.uniform((len(policy), 1))).sum(-1).clamp_max(len(MOVES) - 1)
