@@ -1,6 +1,6 @@
 """The maze of LMRL-Gym (arXiv 2311.18232), told in full or in part, and its exact optima with and without memory."""
 
-from torchrl_lang.envs.maze.env import MazeEnv, maze_texts
+from torchrl_lang.envs.maze.env import MazeEnv, MazeTexts, maze_texts
 from torchrl_lang.envs.maze.grid import DOUBLE_T, MOVES, Maze, Observation
 from torchrl_lang.envs.maze.optimum import Beliefs, reactive_optimum, reactive_return
 from torchrl_lang.envs.maze.players import OptimalPlayer, ReactivePlayer
@@ -11,6 +11,7 @@ __all__ = [
     "Beliefs",
     "Maze",
     "MazeEnv",
+    "MazeTexts",
     "Observation",
     "OptimalPlayer",
     "ReactivePlayer",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple, Unpack
 
 import torch
@@ -46,21 +45,20 @@ def maze_texts(maze: Maze, observation: Observation) -> MazeTexts:
 
 
 class MazeEnv(LanguageEnv):
-    """Find the goal of a maze; what the agent is told are the walls around it, or also the positions.
+    """Find the goal of a maze, told the walls around oneself, or also the positions (LMRL-Gym, arXiv 2311.18232).
 
-    The game of LMRL-Gym (arXiv 2311.18232): the agent writes ``move left``, ``move right``, ``move up`` or
-    ``move down``. A move into a wall, and all that is no move, leave it where it is. The move that reaches the goal has
-    reward 0 and the reply ``Success``, any other one reward -1, and what is no move -4. One turn after ``max_moves``
-    turns is answered by ``Failure`` with reward -1 and truncates the episode, so that the worst return of moves is
-    ``-1 - max_moves``.
+    The agent writes ``move left``, ``move right``, ``move up`` or ``move down``. A move into a wall, and all that is no
+    move, leave it where it is. The move that reaches the goal has reward 0 and the reply ``Success``, any other one
+    reward -1, and what is no move -4. After ``max_moves`` turns the next one has reward -1 and the reply ``Failure``
+    whatever it is, and truncates the episode, so that the worst return of moves is ``-1 - max_moves``.
 
-    A row is ``<s>There are walls above you, below you.</s>move left</a>There is a wall above you.</s>...``: the texts of
-    LMRL-Gym without the line break at their ends, each of them one token, so that a turn has 4 tokens.
+    A row is ``<s>There are walls above you, below you.</s>move left</a>There is a wall above you.</s>...``: the texts
+    of LMRL-Gym without the line breaks at their ends. Each is one token, so a turn has four.
 
-    Starts are uniform over all cells but the goal; every ``S`` consecutive episodes, from a multiple of ``S``, the number
-    of starts, begin once in each. ``reset`` accepts the start, ``start`` int64 ``[*B]``, the number of a cell in
-    ``maze.starts``, as an entry of the tensordict or by keyword. A reset with ``set_state=True`` draws one of those that
-    fit the row, unless ``start`` is given.
+    Starts are uniform over the ``S`` cells other than the goal, and each ``S`` episodes from a multiple of ``S`` on
+    begin once in every one. ``reset`` accepts ``start`` int64 ``[*B]``, an index of ``maze.starts``, as an entry of the
+    tensordict or by keyword. With ``set_state=True`` it draws one of the starts that fit the row, or checks the given
+    one.
 
     Args:
         maze: default the maze of LMRL-Gym.
@@ -75,9 +73,7 @@ class MazeEnv(LanguageEnv):
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.envs.maze import MazeEnv, OptimalPlayer
-        >>> env = MazeEnv(observation="full", batch_size=[25], seed=0)
-        >>> games = env.rollout(20, OptimalPlayer(env.maze, "full"), break_when_any_done=False)
+        >>> from torchrl_lang.envs.maze import MazeEnv
         >>> env = MazeEnv(batch_size=[1])
         >>> td = env.reset(start=torch.tensor([24]))
         >>> move = env.tokenizer.encode("move down") + [env.tokenizer.control.end_of_action]
@@ -97,17 +93,17 @@ class MazeEnv(LanguageEnv):
         max_moves: Count = 100,
         **options: Unpack[EpisodeOptions],
     ) -> None:
-        self.maze = _double_t() if maze is None else maze
+        self.maze = Maze() if maze is None else maze
         self.observation, self.max_moves = observation, max_moves
-        tokenizer, shown, self._first_move = maze_texts(self.maze, observation)
+        self._texts = maze_texts(self.maze, observation)
         # An opening of 3 tokens, 5 per turn (with one word too many), and the end-of-dialogue token.
         limits = {"row_length": 4 + 5 * (max_moves + 1), "action_length": 2, "max_turns": max_moves + 1}
-        super().__init__(tokenizer, **limits, **options)
-        self._failure = tokenizer.encode(FAILURE)[0]
+        super().__init__(self._texts.tokenizer, **limits, **options)
+        self._failure = self.tokenizer.encode(FAILURE)[0]
         self._shown: Tensor
         self._following: Tensor
         self._starts: Tensor
-        self.register_buffer("_shown", shown.to(self.device), persistent=False)
+        self.register_buffer("_shown", self._texts.shown.to(self.device), persistent=False)
         self.register_buffer("_following", self.maze.following.to(self.device), persistent=False)
         self.register_buffer("_starts", self.maze.starts.to(self.device), persistent=False)
 
@@ -122,7 +118,7 @@ class MazeEnv(LanguageEnv):
         return self._shown[cell][:, None], torch.ones_like(cell), {"cell": cell, "episode": episode}
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
-        named = utterance.tokens[:, 0] - self._first_move
+        named = utterance.tokens[:, 0] - self._texts.first_move
         is_move = (utterance.length == 1) & (named >= 0) & (named < len(MOVES))
         failed = self._turns >= self.max_moves
         cell = self._following[task["cell"], torch.where(is_move & ~failed, named, STAY)]
@@ -132,7 +128,7 @@ class MazeEnv(LanguageEnv):
         return Reply(text[:, None], torch.ones_like(text), reward, arrived), {**task, "cell": cell}
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        turns = read_turns(rows.tokens, rows.attention_mask, rows.agent_mask, self._first_move, self._end)
+        turns = read_turns(self._texts, rows.tokens, rows.attention_mask, rows.agent_mask)
         cell = self._starts.expand(len(rows.tokens), -1)  # of each start, int64 [N, S]
         fits = self._shown[cell] == rows.tokens[:, 1:2]
         for turn in range(turns.move.shape[1]):
@@ -147,15 +143,6 @@ class MazeEnv(LanguageEnv):
         start = (fits.cumsum(-1) <= rank[:, None]).sum(-1).clamp_max(len(self._starts) - 1)
         return {**task, "cell": cell.gather(-1, start[:, None])[:, 0]}
 
-    @property
-    def _end(self) -> int:
-        return self.tokenizer.control.end_of_action
-
-
-@cache
-def _double_t() -> Maze:
-    return Maze()
-
 
 class MazeTurns(NamedTuple):
     """The turns of a batch of rows, in order."""
@@ -168,27 +155,24 @@ class MazeTurns(NamedTuple):
     """int64 ``[N]``: number of turns."""
 
 
-def read_turns(
-    tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, first_move: int, end_of_action: int
-) -> MazeTurns:
+def read_turns(texts: MazeTexts, tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> MazeTurns:
     """Read the moves and replies of rows; ``M`` is the greatest number of turns.
 
     Args:
+        texts: the texts of the maze.
         tokens: integer ``[N, T]``.
         attention_mask: bool ``[N, T]``.
         agent_mask: bool ``[N, T]``.
-        first_move: the token of the first of the moves.
-        end_of_action: the token at the end of utterances.
     """
     tokens = tokens.long()
-    ends = utterance_ends(tokens, attention_mask, agent_mask, end_of_action)
+    ends = utterance_ends(tokens, attention_mask, agent_mask, texts.tokenizer.control.end_of_action)
     row, end = ends.nonzero(as_tuple=True)
-    place, number = ends.cumsum(-1)[row, end] - 1, ends.sum(-1)
-    named = tokens[row, end - 1] - first_move
+    turn, number = ends.cumsum(-1)[row, end] - 1, ends.sum(-1)
+    named = tokens[row, end - 1] - texts.first_move
     alone = agent_mask[row, end - 1] & ~agent_mask[row, end - 2]
     is_move = alone & (named >= 0) & (named < len(MOVES))
     move = tokens.new_zeros(len(tokens), int(number.max()) if len(tokens) else 0)
     text = torch.zeros_like(move)
-    move[row, place] = torch.where(is_move, named, STAY)
-    text[row, place] = tokens[row, (end + 1).clamp_max(tokens.shape[-1] - 1)]
+    move[row, turn] = torch.where(is_move, named, STAY)
+    text[row, turn] = tokens[row, (end + 1).clamp_max(tokens.shape[-1] - 1)]
     return MazeTurns(move, text, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 Observation = Literal["partial", "full"]
 """What the agent is told: ``"partial"``, the walls around it; ``"full"``, also the goal's position and its own."""
@@ -16,6 +17,7 @@ STAY = len(MOVES)
 """The number, after those of the moves, of what is no move."""
 
 SUCCESS, FAILURE = "Success", "Failure"
+"""The replies to the move that reaches the goal, and to the turn after the last move."""
 
 DOUBLE_T = """
 #############
@@ -29,22 +31,16 @@ DOUBLE_T = """
 ######G######
 #############
 """
-"""The maze of LMRL-Gym: two T-junctions that lead to a third one."""
+"""The maze of LMRL-Gym: two T-shaped parts that meet in a third one."""
 
 _SIDES = {"to your right": (0, 1), "to your left": (0, -1), "above you": (-1, 0), "below you": (1, 0)}
 
 
 class Maze:
-    """A maze: a grid of free cells and walls, with a goal.
+    r"""A maze: a grid of free cells and walls, with a goal. Cells are numbered from 0 in reading order.
 
     Args:
         plan: one line a row: ``#`` a wall, ``.`` a free cell, ``G`` the goal; walls all around.
-
-    Attributes:
-        cells: row and column of each free cell, in reading order, from 0.
-        goal: index of the goal's cell.
-        starts: int64 ``[S]``, the indices of all other cells.
-        following: int64 ``[C, 5]``, the cell after each of the :data:`MOVES`, and after what is no move.
 
     Raises:
         ValueError: the plan has other characters, an open border or not one goal, or no path from a cell to it.
@@ -56,29 +52,37 @@ class Maze:
         (26, (8, 6))
         >>> maze.text(1, "partial")
         'There are walls above you, below you.'
-        >>> Maze("####\\n#.G#\\n####").text(0, "full")
-        'The goal is at position 1, 2. Your current position is at position 1, 1. There are walls to your left, \
-above you, below you.'
+        >>> Maze("####\n#.G#\n####").following.tolist()
+        [[0, 1, 0, 0, 0], [0, 1, 1, 1, 1]]
     """
+
+    cells: tuple[tuple[int, int], ...]
+    """Row and column of each free cell."""
+    goal: int
+    """The number of the goal's cell."""
+    starts: Tensor
+    """int64 ``[S]``, the numbers of all other cells."""
+    following: Tensor
+    """int64 ``[C, 5]``, the cell after each of the :data:`MOVES`, and after what is no move."""
 
     def __init__(self, plan: str = DOUBLE_T) -> None:
         lines = plan.split()
-        free = [(row, column) for row, line in enumerate(lines) for column, at in enumerate(line) if at != "#"]
         edge = {*"".join([*lines[:1], *lines[-1:], *(line[0] + line[-1] for line in lines)])}
-        if edge != {"#"} or not {*plan} <= {*"#.G\n"} or plan.count("G") != 1 or len({*map(len, lines)}) > 1:
+        rectangle = edge == {"#"} and len({*map(len, lines)}) == 1
+        if not rectangle or {*plan} - {"\n"} != {*"#.G"} or plan.count("G") != 1:
             raise ValueError(f"A maze is lines of #, . and one G, of one length, with walls all around, got {plan!r}.")
+        free = [(row, column) for row, line in enumerate(lines) for column, at in enumerate(line) if at != "#"]
         number = {cell: index for index, cell in enumerate(free)}
-        self.cells = tuple(free)
-        self.goal = next(number[row, column] for row, column in free if lines[row][column] == "G")
         steps = [*MOVES.values(), (0, 0)]
-        leads = [[number.get((row + down, column + right), number[row, column]) for down, right in steps] for row, column in free]
-        self.following = torch.tensor(leads)
-        self.starts = torch.tensor([cell for cell in range(len(free)) if cell != self.goal], dtype=torch.int64)
-        reached = torch.arange(len(free)) == self.goal
+        following = [[number.get((y + down, x + right), number[y, x]) for down, right in steps] for y, x in free]
+        self.cells, self.following = tuple(free), torch.tensor(following)
+        is_goal = torch.tensor([lines[y][x] == "G" for y, x in free])
+        self.goal, self.starts = int(is_goal.long().argmax()), (~is_goal).nonzero()[:, 0]
+        leads_there = is_goal
         for _ in free:
-            reached = reached[self.following].any(-1)
-        if not reached.all() or not len(self.starts):
-            raise ValueError(f"From {self.cells[int(reached.long().argmin())]} no path leads to the goal of {plan!r}.")
+            leads_there = leads_there[self.following].any(-1)
+        if not leads_there.all():
+            raise ValueError(f"No path leads from {free[int(leads_there.long().argmin())]} to the goal of {plan!r}.")
 
     def text(self, cell: int, observation: Observation) -> str:
         """What the agent is told in a cell, without the line break at its end."""

@@ -12,7 +12,6 @@ from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.maze.env import maze_texts
 from torchrl_lang.envs.maze.grid import MOVES, STAY, Maze, Observation
 
-
 _POLICIES, _STEPS, _RATE = 8, 500, 0.1
 """Of the search for the best policy without memory; with a rate of 0.5 it does not settle in the maze of LMRL-Gym."""
 
@@ -20,26 +19,27 @@ _POLICIES, _STEPS, _RATE = 8, 500, 0.1
 class Beliefs:
     """The sets of cells in which an agent can be, given all that it has seen and done; all of them that can occur.
 
-    Moves and texts are certain, so that a start is either ruled out by a game or as likely as before. The belief is
-    therefore the set of cells into which the starts lead that fit the game, and it is all that an agent with memory needs
-    to know (Kaelbling et al. 1998, "Planning and acting in partially observable stochastic domains", section 3.3). Told
-    its position, the agent has beliefs of one cell, the states of the maze.
+    Moves and texts are certain, so a game either rules a start out or leaves it as likely as before. The belief is
+    therefore the set of the cells to which the starts that fit the game lead, and it is all that an agent with memory
+    needs to know (Kaelbling et al. 1998, "Planning and acting in partially observable stochastic domains"). Told its
+    position, the agent has beliefs of one cell, the states of the maze.
 
     Args:
         maze: the maze.
         observation: what the agent is told.
-
-    Attributes:
-        sets: the sets of cells, ``B`` of them.
-        first: int64 ``[V]``, the belief after a first text, by its token; ``B`` where no game begins so.
-        after: int64 ``[B, 5, V]``, the belief after a move or what is none and the token of the reply, ``B`` where that
-            cannot be.
 
     Examples:
         >>> from torchrl_lang.envs.maze import Beliefs, Maze
         >>> round(Beliefs(Maze(), "partial").mean_return, 2), round(Beliefs(Maze(), "full").mean_return, 2)
         (-7.24, -6.84)
     """
+
+    sets: list[frozenset[int]]
+    """The cells of each belief, ``B`` of them."""
+    first: Tensor
+    """int64 ``[V]``, the belief after a first text, by its token; ``B`` where no game begins so."""
+    after: Tensor
+    """int64 ``[B, 5, V]``, the belief after a move, or what is none, and a reply's token; ``B`` if impossible."""
 
     def __init__(self, maze: Maze, observation: Observation) -> None:
         tokenizer, shown, _ = maze_texts(maze, observation)
@@ -53,8 +53,8 @@ class Beliefs:
         begins = split(maze.starts.tolist())
         number = {belief: index for index, belief in enumerate(begins.values())}
         self.sets = [*number]
-        leads: list[tuple[int, int, int, int]] = []
-        for here, belief in enumerate(self.sets):  # it grows meanwhile
+        leads = []
+        for here, belief in enumerate(self.sets):  # they grow meanwhile
             for move in range(STAY + 1):
                 for seen, moved in split([following[cell][move] for cell in belief]).items():
                     if moved not in number:
@@ -93,7 +93,7 @@ class Beliefs:
 
 @checked
 def reactive_return(maze: Maze, observation: Observation, policy: Tensor, *, max_moves: Count = 100) -> float:
-    """The mean return over all starts of a policy that sees the last text only, exact.
+    r"""The mean return over all starts of a policy that sees the last text only, exact.
 
     Args:
         maze: the maze.
@@ -104,12 +104,12 @@ def reactive_return(maze: Maze, observation: Observation, policy: Tensor, *, max
     Examples:
         >>> import torch
         >>> from torchrl_lang.envs.maze import Maze, reactive_return
-        >>> reactive_return(Maze("####\\n#.G#\\n####"), "full", torch.tensor([[0.0, 0.5, 0.5, 0.0]]), max_moves=2)
+        >>> reactive_return(Maze("####\n#.G#\n####"), "full", torch.tensor([[0.0, 0.5, 0.5, 0.0]]), max_moves=2)
         -1.0
     """
-    shown, start, following = _away_from_goal(maze, observation)
+    shown, following = _away_from_goal(maze, observation)
     chance = policy.double()[shown]  # [S, 4]
-    value = torch.full((len(start) + 1,), -1.0, dtype=torch.float64)  # of the turn after the last move; then the goal
+    value = torch.full((len(shown) + 1,), -1.0, dtype=torch.float64)  # of the turn after the last move; then the goal
     value[-1] = 1.0  # undoes the reward of the move that arrives
     for _ in range(max_moves):
         value[:-1] = (chance * (value[following] - 1)).sum(-1)
@@ -120,9 +120,9 @@ def reactive_optimum(maze: Maze, observation: Observation, *, seed: int = 0) -> 
     """The best policy that sees the last text only; it may toss coins. float64 ``[X, 4]``.
 
     Such an agent needs chance (Singh et al. 1994, "Learning without state-estimation in partially observable Markovian
-    decision processes"), and its best policy is no solution of a Bellman equation. This is mirror ascent on the exact
-    mean return, ``pi <- pi exp(rate Q)`` normalised, ``Q`` the mean action value over the visits to the cells of a text,
-    from random policies. The best one of their ends is returned, a local optimum.
+    decision processes"), and its best policy solves no Bellman equation. This is mirror ascent on the exact mean return
+    from random policies, ``pi <- pi exp(rate Q)`` normalised, with ``Q`` the mean action value over the visits to the
+    cells of a text. The best policy found is returned, a local optimum. Games have no limit of moves.
 
     Args:
         maze: the maze.
@@ -138,8 +138,8 @@ def reactive_optimum(maze: Maze, observation: Observation, *, seed: int = 0) -> 
         >>> [round(chance, 2) for chance in policy[1].tolist()]  # between walls above and below: left or right
         [0.5, 0.5, 0.0, 0.0]
     """
-    shown, start, following = _away_from_goal(maze, observation)
-    size, kinds = len(start), int(shown.max()) + 1
+    shown, following = _away_from_goal(maze, observation)
+    size, kinds = len(shown), int(shown.max()) + 1
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(_POLICIES, kinds, len(MOVES), generator=generator, dtype=torch.float64)
     leads = one_hot(following, size + 1)[..., :size].double()  # [S, 4, S]
@@ -158,9 +158,9 @@ def reactive_optimum(maze: Maze, observation: Observation, *, seed: int = 0) -> 
     return logits[value.mean(-1).argmax()].exp()
 
 
-def _away_from_goal(maze: Maze, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each start its text int64 ``[S]``, its cell ``[S]`` and the start after each move ``[S, 4]``, ``S`` the goal."""
+def _away_from_goal(maze: Maze, observation: Observation) -> tuple[Tensor, Tensor]:
+    """Text of each start, int64 ``[S]``, and the start after each move, int64 ``[S, 4]``: ``S`` is the goal."""
     number = torch.full((len(maze.cells),), len(maze.starts))
     number[maze.starts] = torch.arange(len(maze.starts))
     following = number[maze.following[maze.starts, : len(MOVES)]]
-    return maze_texts(maze, observation).shown[maze.starts], maze.starts, following
+    return maze_texts(maze, observation).shown[maze.starts], following

@@ -24,8 +24,7 @@ class _MazePlayer(TensorDictModuleBase):
 
     def __init__(self, maze: Maze, observation: Observation) -> None:
         super().__init__()
-        tokenizer, _, self._first_move = maze_texts(maze, observation)
-        self._end = tokenizer.control.end_of_action
+        self._texts = maze_texts(maze, observation)
 
     def _moves(self, tokens: Tensor, real: Tensor, agent: Tensor) -> Tensor:
         """The number of the next move of each row, int64 ``[N]``, from rows ``[N, T]``."""
@@ -36,8 +35,9 @@ class _MazePlayer(TensorDictModuleBase):
         """Write the next move of each row, ``action`` int64 ``[*B, 2]``."""
         tokens = tensordict.get(TOKENS)
         rows = (tensordict.get(key).reshape(-1, tokens.shape[-1]).cpu() for key in self.in_keys)
-        move = (self._moves(*rows) + self._first_move).to(tokens.device).reshape(tokens.shape[:-1])
-        return tensordict.set(ACTION, torch.stack([move, torch.full_like(move, self._end)], -1))
+        move = (self._moves(*rows) + self._texts.first_move).to(tokens.device).reshape(tokens.shape[:-1])
+        end = torch.full_like(move, self._texts.tokenizer.control.end_of_action)
+        return tensordict.set(ACTION, torch.stack([move, end], -1))
 
 
 HABIT = (0.35, 0.25, 0.25, 0.15)
@@ -73,7 +73,7 @@ class OptimalPlayer(_MazePlayer):
         self._best = pad(beliefs.move_totals.argmax(-1), (0, 1))
 
     def _moves(self, tokens: Tensor, real: Tensor, agent: Tensor) -> Tensor:
-        turns = read_turns(tokens, real, agent, self._first_move, self._end)
+        turns = read_turns(self._texts, tokens, real, agent)
         belief = self._first[tokens[:, 1]]
         for turn in range(turns.move.shape[1]):
             later = self._after[belief, turns.move[:, turn], turns.text[:, turn]]
@@ -106,7 +106,7 @@ class ReactivePlayer(_MazePlayer):
         self, maze: Maze, observation: Observation, policy: Tensor | None = None, *, seed: int | None = None
     ) -> None:
         super().__init__(maze, observation)
-        texts = int(maze_texts(maze, observation).shown.max())  # the last one is success
+        texts = int(self._texts.shown.max())  # the last one is success
         policy = torch.full((texts, len(MOVES)), 1 / len(MOVES)) if policy is None else policy
         self.policy, self.stream = policy.double(), RandomStream(seed)
 

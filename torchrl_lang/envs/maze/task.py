@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.maze.env import MazeEnv, maze_texts
-from torchrl_lang.envs.maze.grid import Maze
+from torchrl_lang.envs.maze.grid import Maze, Observation
 from torchrl_lang.envs.maze.optimum import Beliefs, reactive_optimum
 from torchrl_lang.envs.maze.players import OptimalPlayer, ReactivePlayer
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
@@ -25,8 +25,8 @@ _ANCHORS = {"full": (-101.0, -83.0, -6.84), "partial": (-101.0, -83.0, -25.75)}
 """The returns that LMRL-Gym's scores of its mazes have as 0, 50 and 100."""
 
 
-def normalized_return(mean_return: float, observation: Literal["partial", "full"]) -> float:
-    """The score of LMRL-Gym (arXiv 2311.18232, section 5): 0 for the worst return, 50 for its data, 100 for its best.
+def normalized_return(mean_return: float, observation: Observation) -> float:
+    """The score of LMRL-Gym (arXiv 2311.18232): 0 for the worst return, 50 for its data, 100 for its best.
 
     Its anchors are -101 and -83, and -6.84 in the fully or -25.75 in the partially observed maze, where better returns
     than its best are possible: there the optimum, -7.24, has 116.2. Linear between them, and above.
@@ -65,7 +65,7 @@ class MazeTask(Task):
     }
     action_length = 2  # a move and the end of the action
 
-    observation: Literal["partial", "full"] = "partial"
+    observation: Observation = "partial"
     max_moves: int = 100
 
     def __post_init__(self) -> None:
