@@ -1,4 +1,4 @@
-"""The maze of LMRL-Gym (arXiv 2311.18232), told in full or in part, and its exact optima with and without memory."""
+"""The maze of LMRL-Gym (arXiv 2311.18232), fully or partially observed, and its optima with and without memory."""
 
 from torchrl_lang.envs.maze.env import MazeEnv, MazeTexts, maze_texts
 from torchrl_lang.envs.maze.grid import DOUBLE_T, MOVES, Maze, Observation

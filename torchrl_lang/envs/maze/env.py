@@ -37,20 +37,20 @@ def maze_texts(maze: Maze, observation: Observation) -> MazeTexts:
         >>> maze_texts(Maze(), "partial").shown[:6]
         tensor([0, 1, 2, 1, 3, 0])
     """
-    told = [maze.text(cell, observation) for cell in maze.starts.tolist()]
-    symbols = [*dict.fromkeys(told), SUCCESS, FAILURE, *MOVES]
+    texts = [maze.text(cell, observation) for cell in maze.starts.tolist()]
+    symbols = [*dict.fromkeys(texts), SUCCESS, FAILURE, *MOVES]
     shown = torch.full((len(maze.cells),), symbols.index(SUCCESS))
-    shown[maze.starts] = torch.tensor([symbols.index(text) for text in told])
+    shown[maze.starts] = torch.tensor([symbols.index(text) for text in texts])
     return MazeTexts(CharTokenizer.from_alphabet(symbols), shown, symbols.index(next(iter(MOVES))))
 
 
 class MazeEnv(LanguageEnv):
-    """Find the goal of a maze, told the walls around oneself, or also the positions (LMRL-Gym, arXiv 2311.18232).
+    """Find the goal of a maze from texts about the walls around, or also the positions (LMRL-Gym, arXiv 2311.18232).
 
     The agent writes ``move left``, ``move right``, ``move up`` or ``move down``. A move into a wall, and all that is no
     move, leave it where it is. The move that reaches the goal has reward 0 and the reply ``Success``, any other one
-    reward -1, and what is no move -4. After ``max_moves`` turns the next one has reward -1 and the reply ``Failure``
-    whatever it is, and truncates the episode, so that the worst return of moves is ``-1 - max_moves``.
+    reward -1, and what is no move -4. After ``max_moves`` turns any utterance has reward -1 and the reply ``Failure``
+    and truncates the episode, so that the worst return of moves is ``-1 - max_moves``.
 
     A row is ``<s>There are walls above you, below you.</s>move left</a>There is a wall above you.</s>...``: the texts
     of LMRL-Gym without the line breaks at their ends. Each is one token, so a turn has four.

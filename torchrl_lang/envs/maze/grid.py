@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Observation = Literal["partial", "full"]
-"""What the agent is told: ``"partial"``, the walls around it; ``"full"``, also the goal's position and its own."""
+"""What the agent is shown: ``"partial"``, the walls around it; ``"full"``, also the goal's position and its own."""
 
 MOVES = {"move left": (0, -1), "move right": (0, 1), "move up": (-1, 0), "move down": (1, 0)}
 """The actions, and the row and column by which each moves the agent."""
@@ -85,16 +85,16 @@ class Maze:
             raise ValueError(f"No path leads from {free[int(leads_there.long().argmin())]} to the goal of {plan!r}.")
 
     def text(self, cell: int, observation: Observation) -> str:
-        """What the agent is told in a cell, without the line break at its end."""
+        """What the agent is shown in a cell, without the line break at its end."""
         row, column = self.cells[cell]
         walls = [side for side, (down, right) in _SIDES.items() if (row + down, column + right) not in self.cells]
-        told = "There are no walls near you."
+        around = "There are no walls near you."
         if walls:
-            told = f"There {'is a wall' if len(walls) == 1 else 'are walls'} {', '.join(walls)}."
+            around = f"There {'is a wall' if len(walls) == 1 else 'are walls'} {', '.join(walls)}."
         if observation == "partial":
-            return told
+            return around
         goal, own = (_digits(self.cells[each]) for each in (self.goal, cell))
-        return f"The goal is at position {goal}. Your current position is at position {own}. {told}"
+        return f"The goal is at position {goal}. Your current position is at position {own}. {around}"
 
 
 def _digits(cell: tuple[int, int]) -> str:

@@ -21,12 +21,12 @@ class Beliefs:
 
     Moves and texts are certain, so a game either rules a start out or leaves it as likely as before. The belief is
     therefore the set of the cells to which the starts that fit the game lead, and it is all that an agent with memory
-    needs to know (Kaelbling et al. 1998, "Planning and acting in partially observable stochastic domains"). Told its
+    needs to know (Kaelbling et al. 1998, "Planning and acting in partially observable stochastic domains"). Shown its
     position, the agent has beliefs of one cell, the states of the maze.
 
     Args:
         maze: the maze.
-        observation: what the agent is told.
+        observation: what the agent is shown.
 
     Examples:
         >>> from torchrl_lang.envs.maze import Beliefs, Maze
@@ -97,7 +97,7 @@ def reactive_return(maze: Maze, observation: Observation, policy: Tensor, *, max
 
     Args:
         maze: the maze.
-        observation: what the agent is told.
+        observation: what the agent is shown.
         policy: float ``[X, 4]``, the probabilities of the moves for each text, in the order of its token.
         max_moves: of the environment.
 
@@ -126,7 +126,7 @@ def reactive_optimum(maze: Maze, observation: Observation, *, seed: int = 0) -> 
 
     Args:
         maze: the maze.
-        observation: what the agent is told.
+        observation: what the agent is shown.
         seed: seed of the random policies.
 
     Examples:

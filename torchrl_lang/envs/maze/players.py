@@ -51,7 +51,7 @@ class OptimalPlayer(_MazePlayer):
 
     Args:
         maze: the maze.
-        observation: what it is told.
+        observation: what it is shown.
         skill: probability of the best move in each turn.
         seed: seed of its random generator.
 
@@ -90,7 +90,7 @@ class ReactivePlayer(_MazePlayer):
 
     Args:
         maze: the maze.
-        observation: what it is told.
+        observation: what it is shown.
         policy: float ``[X, 4]``, the probabilities of the moves for each text, such as those of
             :func:`~torchrl_lang.envs.maze.reactive_optimum`; by default all are equal.
         seed: seed of its random generator.

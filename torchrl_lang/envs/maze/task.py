@@ -49,7 +49,7 @@ class MazeTask(Task):
     A game that counts as won reached the goal. The games are the 25 starts.
 
     Args:
-        observation: ``"partial"``: the agent is told the walls around it; ``"full"``: also its position and the goal's.
+        observation: ``"partial"``, the walls around the agent; ``"full"``, also the goal's position and its own.
         max_moves: moves in which the goal can be reached.
     """
 
@@ -89,11 +89,11 @@ class MazeTask(Task):
 
         random: any move. optimal: the best one with memory. memoryless: the best one that sees the last text only.
         """
-        told = Maze(), self.observation
+        game = Maze(), self.observation
         players = {
-            "random": lambda: Player(ReactivePlayer(*told, seed=seed)),
-            "memoryless": lambda: Player(ReactivePlayer(*told, reactive_optimum(*told), seed=seed)),
-            "optimal": lambda: Player(OptimalPlayer(*told), is_random=False),
+            "random": lambda: Player(ReactivePlayer(*game, seed=seed)),
+            "memoryless": lambda: Player(ReactivePlayer(*game, reactive_optimum(*game), seed=seed)),
+            "optimal": lambda: Player(OptimalPlayer(*game), is_random=False),
         }
         return named_player(name, players)()
 

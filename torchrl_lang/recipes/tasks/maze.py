@@ -32,7 +32,7 @@ class MazeGames(Options, group="data"):
     """Options that define the games."""
 
     observation: Literal["partial", "full"] = option(
-        "partial", "what the agent is told: the walls around it, or also the goal's position and its own"
+        "partial", "what the agent is shown: the walls around it, or also the goal's position and its own"
     )
     max_moves: int = option(100, "moves in which the goal can be reached", ge=1)
 
