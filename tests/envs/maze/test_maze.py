@@ -5,7 +5,7 @@ import torch
 
 from tests.envs.helpers import last_words, say_after, transcript
 from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs.maze import Maze, MazeEnv, OptimalPlayer, ReactivePlayer, reactive_optimum
+from torchrl_lang.envs.maze import Maze, MazeEnv, OptimalPlayer, ReactivePlayer, reactive_optimum, reactive_return
 from torchrl_lang.envs.maze.players import HABIT
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.schema import ROW_KEYS
@@ -132,6 +132,17 @@ def test_a_row_is_continued_from_a_start_that_fits_it():
 def test_refused_plans(plan):
     with pytest.raises(ValueError, match=r"A maze is lines|No path leads from \(1, 1\)"):
         Maze(plan)
+
+
+def test_refused_options():
+    for call, noun in [
+        (lambda: OptimalPlayer(MAZE, "none"), "observation must be one of"),
+        (lambda: ReactivePlayer(MAZE, "partial", torch.ones(3, 4)), r"policy must have shape \[7, 4\]"),
+        (lambda: reactive_return(MAZE, "full", torch.ones(7, 4)), r"policy must have shape \[25, 4\]"),
+        (lambda: MazeEnv(batch_size=[1]).reset(start=torch.tensor([25])), r"start must lie in \[0, 25\)"),
+    ]:
+        with pytest.raises(ValueError, match=noun):
+            call()
 
 
 @pytest.mark.parametrize(("observation", "best"), [("full", -6.84), ("partial", -7.24)])

@@ -29,6 +29,7 @@ class MazeTexts(NamedTuple):
     """The token of the first of the :data:`MOVES`."""
 
 
+@checked
 def maze_texts(maze: Maze, observation: Observation) -> MazeTexts:
     """Number the texts of a maze.
 

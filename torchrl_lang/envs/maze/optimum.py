@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from torchrl_lang._checks import Count, checked
+from torchrl_lang._checks import Count, checked, have_shapes
 from torchrl_lang.envs.maze.env import maze_texts
 from torchrl_lang.envs.maze.grid import MOVES, STAY, Maze, Observation
 
@@ -101,6 +101,9 @@ def reactive_return(maze: Maze, observation: Observation, policy: Tensor, *, max
         policy: float ``[X, 4]``, the probabilities of the moves for each text, in the order of its token.
         max_moves: of the environment.
 
+    Raises:
+        ValueError: ``policy`` has another shape, or ``max_moves`` is below 1.
+
     Examples:
         >>> import torch
         >>> from torchrl_lang.envs.maze import Maze, reactive_return
@@ -108,6 +111,7 @@ def reactive_return(maze: Maze, observation: Observation, policy: Tensor, *, max
         -1.0
     """
     shown, following = _away_from_goal(maze, observation)
+    have_shapes(("policy", policy, (int(shown.max()) + 1, len(MOVES))))
     chance = policy.double()[shown]  # [S, 4]
     value = torch.full((len(shown) + 1,), -1.0, dtype=torch.float64)  # of the turn after the last move; then the goal
     value[-1] = 1.0  # undoes the reward of the move that arrives
@@ -130,7 +134,7 @@ def reactive_optimum(maze: Maze, observation: Observation, *, seed: int = 0) -> 
         seed: seed of the random policies.
 
     Examples:
-        >>> from torchrl_lang.envs.maze import Maze, maze_texts, reactive_optimum, reactive_return
+        >>> from torchrl_lang.envs.maze import Maze, reactive_optimum, reactive_return
         >>> maze = Maze()
         >>> policy = reactive_optimum(maze, "partial")
         >>> round(reactive_return(maze, "partial", policy), 2)

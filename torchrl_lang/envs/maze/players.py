@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchrl_lang._checks import Unit, checked
+from torchrl_lang._checks import Unit, checked, have_shapes
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.envs.maze.env import maze_texts, read_turns
 from torchrl_lang.envs.maze.grid import MOVES, Maze, Observation
@@ -41,7 +41,7 @@ class _MazePlayer(TensorDictModuleBase):
 
 
 HABIT = (0.35, 0.25, 0.25, 0.15)
-"""Probabilities of the moves of a player who does not think."""
+"""Probabilities of the moves of a player without skill."""
 
 
 class OptimalPlayer(_MazePlayer):
@@ -95,6 +95,9 @@ class ReactivePlayer(_MazePlayer):
             :func:`~torchrl_lang.envs.maze.reactive_optimum`; by default all are equal.
         seed: seed of its random generator.
 
+    Raises:
+        ValueError: ``policy`` has another shape.
+
     Examples:
         >>> from torchrl_lang.envs.maze import MazeEnv, ReactivePlayer
         >>> env = MazeEnv(batch_size=[4], seed=0)
@@ -108,6 +111,7 @@ class ReactivePlayer(_MazePlayer):
         super().__init__(maze, observation)
         texts = int(self._texts.shown.max())  # the last one is success
         policy = torch.full((texts, len(MOVES)), 1 / len(MOVES)) if policy is None else policy
+        have_shapes(("policy", policy, (texts, len(MOVES))))
         self.policy, self.stream = policy.double(), RandomStream(seed)
 
     def _moves(self, tokens: Tensor, real: Tensor, agent: Tensor) -> Tensor:
