@@ -11,6 +11,7 @@ from tests.envs.visual_dialogue.word_overlap import make_env as dialogue_env
 from tests.envs.visual_dialogue.word_overlap import write_world
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.envs.maze import MOVES, MazeEnv
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
 from torchrl_lang.envs.visual_dialogue import VisualDialogueEnv
 from torchrl_lang.text import CharTokenizer
@@ -99,6 +100,10 @@ def random_walks_env(**kwargs) -> RandomWalksEnv:
     return RandomWalksEnv(random_graph(7, out_degree=2, goal=6, seed=0), max_turns=6, **kwargs)
 
 
+def maze_env(**kwargs) -> MazeEnv:
+    return MazeEnv(max_moves=6, **kwargs)
+
+
 @cache
 def world():
     """Files of seven visual dialogues, deleted at the end of the process."""
@@ -121,6 +126,7 @@ ENVS = {
     "countdown": (countdown_env, ("go",), False),
     "parrot": (parrot_env, ("a", "b", "ab", "ba"), False),
     "picture": (picture_env, ("a", "b", "c"), False),
+    "maze": (maze_env, tuple(MOVES), True),
     "random_walks": (random_walks_env, tuple("abcdefg"), True),
     "visual_dialogue": (visual_dialogue_env, ("red?", "is it", "wet dry", "?"), False),
     "wordle": (wordle_env, (*WORDS, "zzzzz"), True),
