@@ -95,7 +95,7 @@ class MazeEnv(LanguageEnv):
         **options: Unpack[EpisodeOptions],
     ) -> None:
         self.maze = Maze() if maze is None else maze
-        self.observation, self.max_moves = observation, max_moves
+        self.observation, self.max_moves, self._number_of_starts = observation, max_moves, len(self.maze.starts)
         self._texts = maze_texts(self.maze, observation)
         # An opening of 3 tokens, 5 per turn (with one word too many), and the end-of-dialogue token.
         limits = {"row_length": 4 + 5 * (max_moves + 1), "action_length": 2, "max_turns": max_moves + 1}
