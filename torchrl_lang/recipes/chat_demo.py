@@ -55,7 +55,7 @@ _PPO: Mapping[str, Any] = {
     "warmup": 0,
     "final_lr": 0.2,
     "clip_epsilon": 0.3,
-    "kl_coef": 0.01,
+    "kl_coef": 0.02,
     "kl_target": None,
     "value_warmup": 1,
 }

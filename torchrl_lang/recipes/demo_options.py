@@ -180,7 +180,7 @@ class ChatDemo(DeviceOptions):
     games: int = option(1000, "dialogues of the scripted player to learn from", ge=20)
     bc_steps: int = option(100, "training steps of BC", ge=1)
     ilql_steps: int | None = option(None, "training steps of ILQL; none: 100 on guess, 50 on shop", ge=1)
-    iterations: int = option(10, "training iterations of PPO", ge=2)
+    iterations: int = option(15, "training iterations of PPO", ge=2)
     ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
     top_layers: int = option(6, "transformer blocks that train, counted from the last", ge=1)
     eval_games: int = option(64, "games for each row of the table", ge=2)
