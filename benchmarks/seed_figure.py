@@ -40,6 +40,19 @@ def draw_curves(
     save(picture, path)
 
 
+def draw_learning(path: Path, title: str, methods: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) -> None:
+    """Returns against games and against minutes, both logarithmic: a line for each run, a colour for each method."""
+    picture, every = _figure(title, ["games", "minutes"], height=5.2, grid="y")
+    for axes, x in zip(every, ("games", "minutes"), strict=True):
+        for number, (method, runs) in enumerate(methods.items()):
+            for seed, run in enumerate(runs):
+                style: Any = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--", "alpha": 0.7}
+                axes.plot(run[x], run["return"], linewidth=1, label=None if seed else method, **style)
+        axes.set(xlabel=x, xscale="log")
+    every[-1].legend(frameon=False, fontsize=8)
+    save(picture, path)
+
+
 def _figure(title: str, names: Sequence[str], *, height: float, grid: str) -> tuple[Any, list[Any]]:
     """A picture and its named panels side by side, with grid lines on one axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,0 +1,184 @@
+"""Online methods from one start, with one budget of processor time a run: ``python -m benchmarks.online_table``.
+
+Every method begins with the same BC run and plays as many iterations as its share of the budget allows: a short trial
+measures them. A call trains what is missing in its folder. Each run has one thread, and as many run at a time as there
+are cores, so leave the machine alone meanwhile. The picture has the returns by games and by processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from benchmarks.common import RESULTS, machine
+from benchmarks.seed_figure import draw_learning
+from torchrl_lang._files import write_file
+from torchrl_lang.evaluation import format_seed_table, over_seeds
+from torchrl_lang.evaluation.plots import read_columns
+from torchrl_lang.recipes.algorithms import ALGORITHMS, RatioOptions
+from torchrl_lang.recipes.compare import run_in_parallel
+from torchrl_lang.recipes.load_run import load_run
+
+
+class Task(NamedTuple):
+    """The games of a table, and the start of all methods."""
+
+    generate: str
+    bc: str
+    train: str = ""
+    """Options of all methods."""
+
+
+NO_KL = "--kl-coef 0 --kl-target none"
+TASKS: dict[str, Task] = {
+    "wordle": Task("wordle --words 50 --games 20000", "--steps 1500", NO_KL),
+    "maze": Task("maze --skill 0.3", "", NO_KL),
+    "maze-full": Task("maze --observation full --skill 0.3", "", NO_KL),
+}
+METHODS: dict[str, str] = {
+    "PPO": "ppo",
+    "PPO, turns": "turn-ppo",
+    "GRPO": "grpo",
+    "Dr. GRPO": "dr-grpo",
+    "RLOO": "rloo",
+    "REINFORCE++": "reinforce++",
+    "DAPO": "dapo",
+    "GSPO": "gspo",
+    "CISPO": "cispo",
+    "GiGPO": "gigpo",
+    "ArCHer": "archer",
+    "rejection sampling": "rejection",
+}
+TRIAL = 6
+"""Iterations that are timed."""
+REPORT = 2_000_000
+"""Seed of the games that are reported; the training's is added."""
+
+
+def run(folder: Path, task: str, methods: Sequence[str], seeds: int, *, minutes: float, games: int) -> dict[str, Any]:
+    """Train and play what is missing of a task; returns and curves of the methods by seed."""
+    chosen = TASKS[task]
+    start = make_start(folder, chosen)
+    for method in methods:
+        _train({trial(folder, method): _command(chosen, method, start, trial(folder, method), 0, TRIAL)})
+    commands = {}
+    for seed in range(seeds):
+        for method in methods:
+            out = folder / f"{METHODS[method]}-{seed}"
+            number = iterations(trial(folder, method), minutes)
+            commands[out] = _command(chosen, method, start, out, seed, number)
+    _train(commands)
+    begins = score(start, folder / "start.json", games, 0)
+    found = {method: [_result(folder, method, seed, games) for seed in range(seeds)] for method in methods}
+    return {"start": begins, "methods": found}
+
+
+def make_start(folder: Path, task: Task) -> Path:
+    """The BC run that all methods begin with."""
+    data, bc = folder / "data", folder / "bc"
+    if not (bc / "model").exists():
+        run_in_parallel({"data": ["generate", *task.generate.split(), "--out", str(data)]})
+        run_in_parallel({"bc": ["train", "bc", "--data", str(data), "--out", str(bc), *task.bc.split()]})
+    return bc
+
+
+def trial(folder: Path, method: str) -> Path:
+    """The folder of the run that is timed."""
+    return folder / f"{METHODS[method]}-trial"
+
+
+def iterations(timed: Path, minutes: float) -> int:
+    """How many iterations of a run take that long, by the later half of a short one."""
+    return max(4, round(60 * minutes / fmean(_log(timed)["seconds"][TRIAL // 2 :])))
+
+
+def _command(task: Task, method: str, start: Path, out: Path, seed: int, number: int) -> list[str]:
+    name = METHODS[method]
+    penalty = ["--kl-weight", "0"] if issubclass(ALGORITHMS[name], RatioOptions) else []
+    lengths = ["--iterations", str(number), "--eval-every", str(-(-number // 4)), "--log-every", "1"]
+    places = ["--start", str(start), "--out", str(out), "--seed", str(seed)]
+    return ["train", name, *places, *lengths, *task.train.split(), *penalty]
+
+
+def _train(commands: Mapping[Path, Sequence[str]]) -> None:
+    run_in_parallel({out.name: words for out, words in commands.items() if not (out / "model").exists()})
+
+
+def _log(out: Path) -> dict[str, list[float]]:
+    """Games, mean return and seconds of each iteration of a run."""
+    log = read_columns(out / "log.csv")
+    played = [row for row, number in enumerate(log["games"]) if not math.isnan(number)]  # others are evaluations
+    seconds = [log["seconds_play"][row] + log["seconds_learn"][row] for row in played]
+    return {"seconds": seconds, **{name: [log[name][row] for row in played] for name in ("games", "return")}}
+
+
+def _result(folder: Path, method: str, seed: int, games: int) -> dict[str, Any]:
+    out = folder / f"{METHODS[method]}-{seed}"
+    log = _log(out)
+    minutes = [seconds / 60 for seconds in accumulate(log["seconds"])]
+    curve = {"games": list(accumulate(log["games"])), "minutes": minutes, "return": log["return"]}
+    return {**score(out, out / "score.json", games, seed), "curve": curve}
+
+
+def score(out: Path, path: Path, games: int, seed: int) -> dict[str, float]:
+    """Mean returns of other games, sampled and greedy; played once and read from a file."""
+    if not path.exists():
+        finished = load_run(out)
+        ways = {"sampled": finished.policy(method="sample", seed=seed), "greedy": finished.policy(method="greedy")}
+        found = {
+            name: finished.task.evaluate(policy, games=games, seed=REPORT + seed)[0].mean_return
+            for name, policy in ways.items()
+        }
+        print(f"{out.name}: {found}", flush=True)
+        write_file(path, json.dumps(found) + "\n")
+    return json.loads(path.read_text())
+
+
+def text(task: str, results: Mapping[str, Any]) -> str:
+    """The table of a task."""
+    rows = [over_seeds("start, sampled", [results["start"]["sampled"]])]
+    for way in ("sampled", "greedy"):
+        for method, found in results["methods"].items():
+            rows.append(over_seeds(f"{method}, {way}", [each[way] for each in found]))
+    last = {method: [each["curve"]["games"][-1] for each in found] for method, found in results["methods"].items()}
+    played = ", ".join(f"{method} {fmean(numbers):,.0f}" for method, numbers in last.items())
+    return f"{format_seed_table(rows, title=f'{task}: return')}\n\ngames of a run: {played}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.online_table", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/online_table"), help="folder of all runs")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=list(TASKS), help="default: all")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="default: all")
+    parser.add_argument("--seeds", type=int, default=5, help="training seeds (default: 5)")
+    parser.add_argument("--minutes", type=float, default=4, help="processor time of a run (default: 4)")
+    parser.add_argument("--games", type=int, default=1000, help="games that are reported (default: 1000)")
+    options = parser.parse_args(arguments)
+    for task in options.tasks:
+        folder = options.out / f"{task}_{options.minutes:g}"
+        sizes: dict[str, Any] = {"minutes": options.minutes, "games": options.games}
+        results = run(folder, task, options.methods, options.seeds, **sizes)
+        print(f"\n{text(task, results)}", flush=True)
+        about = {"machine": machine(), "minutes": options.minutes, "seeds": options.seeds}
+        write_file(folder / "results.json", json.dumps({**about, **results}) + "\n")
+        curves = {method: [each["curve"] for each in found] for method, found in results["methods"].items()}
+        draw_learning(folder / "curves.png", f"{task}: return of the games that are learned from", curves)
+        if options.minutes == 4 and options.seeds == 5:  # as recorded
+            methods = {name: [_returns(each) for each in found] for name, found in results["methods"].items()}
+            record = {**about, "start": results["start"], "methods": methods}
+            write_file(RESULTS / f"online_table_{task}.json", json.dumps(record, indent=2) + "\n")
+
+
+def _returns(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The returns, and the number of games, without the curve."""
+    return {"sampled": result["sampled"], "greedy": result["greedy"], "games": result["curve"]["games"][-1]}
+
+
+if __name__ == "__main__":
+    main()
