@@ -11,6 +11,8 @@ def test_a_curriculum_needs_starts_that_can_be_given():
     env = CorridorEnv(2, batch_size=[2], group_size=1, seed=0)
     with pytest.raises(ValueError, match="CorridorEnv has 1"):
         Curriculum(env, 5)
+    with pytest.raises(ValueError, match="CorridorEnv has 1"):
+        Curriculum(CorridorEnv(5, start=0, batch_size=[2], group_size=1, seed=0), 5)
     env._reset_entries = ()
     with pytest.raises(ValueError, match="whose starts can be given in reset: CorridorEnv has 0"):
         Curriculum(env, 5)
