@@ -18,6 +18,19 @@ def test_a_curriculum_needs_starts_that_can_be_given():
         Curriculum(env, 5)
 
 
+def test_rows_of_other_groups_are_refused():
+    with pytest.raises(ValueError, match="give CorridorEnv a group_size"):
+        Curriculum(CorridorEnv(4, batch_size=[2], seed=0), 5)
+    env = CorridorEnv(4, batch_size=[4], group_size=2, seed=0)
+    curriculum = Curriculum(env, 5)
+    rows = env.reset()
+    with pytest.raises(KeyError, match="A row needs 'group'"):
+        curriculum.update(rows.exclude("group"))
+    curriculum.clear()
+    with pytest.raises(ValueError, match="2 of the 2 groups of the rows were not drawn here, or before clear"):
+        curriculum.update(rows)
+
+
 def rows_of(env, returns):
     """The rows that begin now, with a return for each place at the first agent token."""
     rows = env.reset()
