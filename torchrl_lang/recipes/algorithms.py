@@ -790,7 +790,9 @@ class GRPO(
         group="optimisation",
         ge=1,
     )
-    turn_gamma: float = option(1.0, "discount factor of turns in the returns", ge=0, le=1)
+    turn_gamma: float = option(
+        1.0, "discount factor of turns in the returns; of gigpo only in those from a turn on", ge=0, le=1
+    )
     anchor: Literal["prefix", "observation"] = option(
         "prefix", "of gigpo: turns begin alike after the same tokens, or after the same text of the environment"
     )
