@@ -704,6 +704,10 @@ class OnlineOptions(
             raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
         if self.collector != "single" and self.curriculum is not None:
             raise ValueError(f"--curriculum draws games in this process: leave out --collector {self.collector}.")
+        weight = getattr(self, "kl_weight", None)  # of some recipes; the target is that of either
+        if self.kl_target is not None and not (self.kl_coef or weight):
+            other = "" if weight is None else ", or a --kl-weight"
+            raise ValueError(f"--kl-coef 0 needs --kl-target none{other}: no coefficient can be moved to a target.")
         if self.start is None and self.pretrained is None:
             begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
             raise ValueError(f"{begins}, or --pretrained NAME.")
