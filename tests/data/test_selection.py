@@ -214,7 +214,8 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(kind, tmp_path):
         (lambda rows: best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0])), "got 1 NaN"),
         (lambda rows: BestRows(2, per="group"), "both per and per_group or none"),
         (lambda rows: BestRows(2).rows, "call extend"),
-        (lambda rows: BestRows(2).extend(rows).extend(rows.exclude("number")), "number"),
+        (lambda rows: BestRows(2).extend(rows).extend(rows.exclude("number")), r"\['number'\] are in"),
+        (lambda rows: LatestRows(2).extend(rows.exclude("number")).extend(rows), r"\['number'\] are in"),
     ],
 )
 def test_what_selects_nothing_sensible(call, message):

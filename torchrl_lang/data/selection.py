@@ -246,6 +246,16 @@ class RowPool:
             raise RuntimeError("The buffer has no rows yet: call extend(rows) first.")
         return self._rows
 
+    def _with_kept(self, rows: TensorDictBase) -> TensorDictBase:
+        """The rows kept and then these, ``[M + N]``."""
+        if self._rows is None:
+            return rows
+        if differ := {*self._rows.keys(True, True)} ^ {*rows.keys(True, True)}:
+            found = f"{sorted(map(str, differ))} are in those that are kept or in the new ones alone"
+            raise ValueError(f"Rows of a pool have the same entries, {found}: leave them out with rows.exclude(...).")
+        kept: TensorDictBase = self._rows if rows.device is None else self._rows.to(rows.device)
+        return torch.cat([kept, rows], 0)
+
     def state_dict(self) -> dict[str, Any]:
         """The rows kept, as tensors by key."""
         return {"rows": None if self._rows is None else dict(self._rows.clone().items(True, True))}
@@ -306,10 +316,7 @@ class BestRows(RowPool):
     def extend(self, rows: RowDataset | TensorDictBase) -> BestRows:
         """Keep the best of the stored rows and these, ``[N]``, which must have the same width ``T``; returns self."""
         fresh = self._best(rows)
-        if self._rows is not None:
-            kept = self._rows if fresh.device is None else self._rows.to(fresh.device)
-            fresh = self._best(torch.cat([kept, fresh], 0))
-        self._rows = fresh
+        self._rows = fresh if self._rows is None else self._best(self._with_kept(fresh))
         return self
 
     def _best(self, rows: RowDataset | TensorDictBase) -> TensorDictBase:
@@ -343,8 +350,5 @@ class LatestRows(RowPool):
 
     def extend(self, rows: TensorDictBase) -> LatestRows:
         """Add rows ``[N]``, which must have the same width ``T`` and entries; returns self."""
-        if self._rows is not None:
-            kept = self._rows if rows.device is None else self._rows.to(rows.device)
-            rows = torch.cat([kept, rows], 0)
-        self._rows = rows[-self.capacity :].clone()
+        self._rows = self._with_kept(rows)[-self.capacity :].clone()
         return self
