@@ -91,7 +91,9 @@ def test_pairs_by_hand():
     assert numbers(pairs) == [[2, 5]]
     assert numbers(preference_pairs(rows, None)) == [[2, 5], [3, 0]]
     rows["group"] = torch.tensor([0, 0, 4, 0, 0, 4, 4])[:, None]
-    assert numbers(preference_pairs(rows, None, per="group")) == [[3, 0], [2, 5]]
+    for per in (None, "group"):
+        assert numbers(preference_pairs(rows, None, per=per)) == [[3, 0], [2, 5]]
+    assert numbers(preference_pairs(rows, None, per=torch.zeros(7).long())) == [[2, 5], [3, 0]]
     assert numbers(preference_pairs(rows, by=torch.tensor([1, 2, 1, 1, 3, 1, 9]))) == [[4, 1]]
     assert preference_pairs(rows[:2]).shape == preference_pairs(rows[:0]).shape == (0, 2)
     silent = numbered([Episode([Turn("b")], True), *[Episode([Turn("b"), Turn("a", r)], True) for r in (1.0, 2.0)]])

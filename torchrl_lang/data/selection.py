@@ -13,7 +13,7 @@ from torchrl_lang._checks import Count, Unit, check_options, checked
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, GROUP, TERMINATED, TOKEN_REWARD, TOKENS, entry
 
 
 @checked
@@ -139,16 +139,17 @@ def preference_pairs(
 ) -> TensorDictBase:
     """Pairs of a better and a worse episode that begin alike, for DPO and IPO.
 
-    Rows begin alike if they have the same tokens before the agent's first one. Of those the best is paired with the
-    worst, the second best with the second worst, and so on; pairs of equal scores are left out, and so are rows without
-    an agent's token.
+    Rows begin alike if they have the same tokens before the agent's first one and, where they have one, the same
+    ``group``. Of those the best is paired with the worst, the second best with the second worst, and so on; pairs of
+    equal scores are left out, and so are rows without an agent's token.
 
     Args:
         rows: a dataset, or rows ``[N]``.
         n: number of pairs of rows that begin alike; None for as many as there are, half as many as rows.
-        per: further what rows of a pair must have in common, such as ``"group"``, the number of the start of an episode
-            that environments with a ``group_size`` write and datasets of preferences have: a key of the rows, int64
-            ``[N]`` or ``[N, 1]``, or such a tensor.
+        per: further what rows of a pair must have in common: a key of the rows, int64 ``[N]`` or ``[N, 1]``, or such a
+            tensor. None stands for ``"group"`` where rows have it: the number of the start of an episode, which
+            environments with a ``group_size`` write, and of the pair in datasets of preferences. Zeros pair rows of
+            different groups.
         by: the scores: ``"return"``, ``"tokens"`` or a tensor ``[N]``, as in :func:`best_rows`.
         gamma: discount per turn.
         reward_key: the rewards of tokens, see :func:`row_returns`.
@@ -172,6 +173,7 @@ def preference_pairs(
         tensor([[3., 1.]], dtype=torch.float64)
     """
     entries = rows.rows if isinstance(rows, RowDataset) else rows
+    per = GROUP if per is None and GROUP in entries.keys() else per
     score = _scores(entries, by, gamma, reward_key, end_of_action)
     order = score.argsort(descending=True, stable=True)
     order = order[entry(entries, AGENT_MASK)[order].any(-1)]
