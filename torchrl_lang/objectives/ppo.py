@@ -98,7 +98,8 @@ class PPOLoss(RowLoss):
         aggregation: which mean the policy's terms are, with the names of TorchRL's ``GRPOLoss``: ``"token_mean"`` over
             all decisions; ``"turn_mean"`` or ``"prompt_mean"`` over turns or rows, of the means over their decisions;
             a number ``L``: the sum over all decisions divided by ``L`` and by the number of rows (Dr. GRPO, arXiv
-            2503.20783). By default the first for ratios of tokens, and those of turns and rows for theirs.
+            2503.20783); ``L`` only sets the scale, rows may be longer. By default the first for ratios of tokens, and
+            those of turns and rows for theirs.
         turn_values: one value and one advantage for each turn, that of its first decision
             (:func:`~torchrl_lang.functional.turn_advantages`), so the critic learns there alone.
         value_trunk: a trunk of its own for the values; by default they read the actor's. It may read what the actor

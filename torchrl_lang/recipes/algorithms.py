@@ -732,8 +732,9 @@ class RatioOptions(OnlineOptions, group="loss"):
     surrogate: Literal["ppo", "cispo"] = option("ppo", "cispo: clipped tokens keep their gradient")
     aggregation: Literal["token_mean", "turn_mean", "prompt_mean", "constant"] | None = option(
         None,
-        "mean over all tokens, or over turns or games of the means over their tokens; constant: the sum divided by the "
-        "most tokens that the games could have in --turns turns; none: as --ratio",
+        "mean over all tokens, or over turns or games of the means over their tokens; constant: the sum over a game "
+        "divided by the tokens that --turns utterances may have, which only sets the scale (longer games exceed it); "
+        "none: as --ratio",
     )
     entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
     kl_weight: float = option(0.0, "initial weight of the KL in the loss, instead of --kl-coef in the rewards", ge=0)
