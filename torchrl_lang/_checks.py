@@ -109,6 +109,8 @@ def _declared(hint: Any) -> Iterator[tuple[Any, bool]]:
 
 def _lies_in(value: object, interval: str) -> bool:
     """Whether a finite number lies in an interval such as ``(0, 1]``."""
+    if isinstance(value, str | bytes):  # float() would read them
+        return False
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

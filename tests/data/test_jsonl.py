@@ -136,7 +136,7 @@ def test_preferences_keep_which_episodes_belong_together(tmp_path, letters):
     path.write_text("\n\n".join(map(json.dumps, [*told, GOOD[0]])))
     dataset = dataset_from_jsonl(path, tmp_path / "data", letters, 32)
     assert load_dataset(dataset.folder, verify=True).rows["group"].tolist() == [1, 1, 3, 3, 5]
-    pairs = preference_pairs(dataset, per="group")
+    pairs = preference_pairs(dataset)
     texts = [[dataset.tokenizer.decode(row["tokens"][row["agent_mask"]][:-1]) for row in pair] for pair in pairs]
     assert texts == [["b", "c"], ["bc", "cb"]]
     path.write_text(json.dumps(GOOD[0]))

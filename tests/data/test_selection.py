@@ -91,7 +91,9 @@ def test_pairs_by_hand():
     assert numbers(pairs) == [[2, 5]]
     assert numbers(preference_pairs(rows, None)) == [[2, 5], [3, 0]]
     rows["group"] = torch.tensor([0, 0, 4, 0, 0, 4, 4])[:, None]
-    assert numbers(preference_pairs(rows, None, per="group")) == [[3, 0], [2, 5]]
+    for per in (None, "group"):
+        assert numbers(preference_pairs(rows, None, per=per)) == [[3, 0], [2, 5]]
+    assert numbers(preference_pairs(rows, None, per=torch.zeros(7).long())) == [[2, 5], [3, 0]]
     assert numbers(preference_pairs(rows, by=torch.tensor([1, 2, 1, 1, 3, 1, 9]))) == [[4, 1]]
     assert preference_pairs(rows[:2]).shape == preference_pairs(rows[:0]).shape == (0, 2)
     silent = numbered([Episode([Turn("b")], True), *[Episode([Turn("b"), Turn("a", r)], True) for r in (1.0, 2.0)]])
@@ -214,7 +216,8 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(kind, tmp_path):
         (lambda rows: best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0])), "got 1 NaN"),
         (lambda rows: BestRows(2, per="group"), "both per and per_group or none"),
         (lambda rows: BestRows(2).rows, "call extend"),
-        (lambda rows: BestRows(2).extend(rows).extend(rows.exclude("number")), "number"),
+        (lambda rows: BestRows(2).extend(rows).extend(rows.exclude("number")), r"\['number'\] are in"),
+        (lambda rows: LatestRows(2).extend(rows.exclude("number")).extend(rows), r"\['number'\] are in"),
     ],
 )
 def test_what_selects_nothing_sensible(call, message):

@@ -58,6 +58,7 @@ WRONG = [
     (lambda: policy(temperature=float("nan")), ValueError, r"temperature must lie in \(0, inf\), got nan"),
     (lambda: policy(method="beam", value=STATE), ValueError, "got method='beam'"),
     (lambda: policy(method="best_of", advantage_weight=1.0), ValueError, "rank by values: pass guidance="),
+    (lambda: qvalue_module(nn.Linear(8, V)), TypeError, "A Linear is no head of this library: give .* to the loss"),
     (lambda: RowTokenActor(tiny_lm()), TypeError, "got GPT2"),
     (lambda: ValueHead(0), ValueError, "width must be an integer of at least 1, got 0"),
     (lambda: language_actor("gpt2"), TypeError, r"got str: use load_causal_lm\(\)"),

@@ -95,6 +95,8 @@ def test_drawn_rows_train_v_and_the_others_q():
     assert both["loss_value"].item() == pytest.approx(loss(drawn.exclude("drawn"))["loss_value"].item(), rel=1e-5)
     alone = loss(drawn)
     assert (alone["loss_qvalue"].item(), loss(with_drawn(played, drawn[:0]))["loss_value"].item()) == (0.0, 0.0)
+    with pytest.raises(KeyError, match=r"with_drawn needs 'drawn', .* come second"):
+        with_drawn(drawn, played)
     with pytest.raises(ValueError, match=r"drawn must have shape \(6, 1\)"):
         loss(played.set("drawn", torch.zeros(6, 2, dtype=torch.bool)))
 

@@ -125,6 +125,13 @@ def test_a_head_that_does_not_fit_is_refused_at_once(name):
             LOSSES[build][0](make_actor(), q, v)
 
 
+def test_a_value_trunk_is_no_bare_model():
+    q, v = own_heads("action_value")
+    for kind, heads in ((ILQLLoss, (q, v)), (PPOLoss, (v,))):
+        with pytest.raises(TypeError, match=r"value_trunk as a Trunk, got a Linear: wrap it, Trunk\(model\)"):
+            kind(make_actor(), *heads, value_trunk=nn.Linear(WIDTH, WIDTH))
+
+
 def test_a_trial_leaves_no_trace():
     """Neither the stream of random numbers, nor the mode, nor running means; a lazy layer gets its width."""
     head = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, VOCAB))

@@ -53,6 +53,8 @@ def test_missing_entries_say_where_they_come_from(rows):
         with pytest.raises(KeyError, match=f"{key}.*{advice}"):
             loss(rows.exclude(key))
     make_ppo()(rows.exclude("ref_log_prob", "state_value"))
+    with pytest.raises(KeyError, match=r"RowAdvantage\.inv\(rows\) or ArCHerLoss\.estimate\(rows\)"):
+        PPOLoss(make_actor())(rows.exclude("advantage"))
 
 
 # -- the terms ---------------------------------------------------------------------------------------------------------

@@ -345,7 +345,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_message(start, tmp_path):
     [
         (["--start", "nowhere"], "There is no run in nowhere"),
         (["--collector", "sync", "--games", "4", "--workers", "3"], "--games 4 cannot be shared out to 3 workers"),
-        (["--kl-coef", "0"], "coef must lie in [1e-08, "),
+        (["--kl-coef", "0"], "--kl-coef 0 needs --kl-target none, or a --kl-weight: no"),
         (["--lora-rank", "2", "--top-layers", "1"], "Give one of --lora-rank"),
     ],
 )

@@ -217,6 +217,10 @@ def train(*more):
         (train("--lr", "1e30"), "--lr should be less than or equal to 1, got 1e30"),
         (train("--width", "15"), "--width must be a multiple of --heads 4, got 15"),
         (train("--start", "a", "--pretrained", "b"), "Give one of --start a and --pretrained b"),
+        (
+            ["train", "dpo", "--data", "d", "--out", "x", "--beta", "0.1"],
+            "no option --beta; did you mean --reward-scale?",
+        ),
         (train("--logger", "wandbb"), "--logger should be 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
         (["train", "bc", "--data", "nowhere", "--out", "x"], "There is no dataset in nowhere"),
         (["evaluate", "--run", "nowhere"], "There is no run in nowhere"),

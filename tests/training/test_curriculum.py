@@ -11,9 +11,24 @@ def test_a_curriculum_needs_starts_that_can_be_given():
     env = CorridorEnv(2, batch_size=[2], group_size=1, seed=0)
     with pytest.raises(ValueError, match="CorridorEnv has 1"):
         Curriculum(env, 5)
+    with pytest.raises(ValueError, match="CorridorEnv has 1"):
+        Curriculum(CorridorEnv(5, start=0, batch_size=[2], group_size=1, seed=0), 5)
     env._reset_entries = ()
     with pytest.raises(ValueError, match="whose starts can be given in reset: CorridorEnv has 0"):
         Curriculum(env, 5)
+
+
+def test_rows_of_other_groups_are_refused():
+    with pytest.raises(ValueError, match="give CorridorEnv a group_size"):
+        Curriculum(CorridorEnv(4, batch_size=[2], seed=0), 5)
+    env = CorridorEnv(4, batch_size=[4], group_size=2, seed=0)
+    curriculum = Curriculum(env, 5)
+    rows = env.reset()
+    with pytest.raises(KeyError, match="A row needs 'group'"):
+        curriculum.update(rows.exclude("group"))
+    curriculum.clear()
+    with pytest.raises(ValueError, match="2 of the 2 groups of the rows were not drawn here, or before clear"):
+        curriculum.update(rows)
 
 
 def rows_of(env, returns):

@@ -89,6 +89,9 @@ def test_discounts_returns_to_go_and_anchors():
     group = to_go[[0, 2]].flatten()  # the environment writes the same before each turn
     expected = torch.tensor([HALF, -HALF])[:, None] + 2 * (to_go[[0, 2]] - group.mean()) / group.std()
     torch.testing.assert_close(found[[0, 2]], expected)
+    found = at_turns(RowAdvantage("gigpo", gamma=0.5).inv(rows_of(REWARDS, [0] * 4)))
+    steps = torch.tensor([[2.0, 2.0], [5.0, 4.0], [1.0, 0.0], [3.5, 3.0]])  # discounted; the rows' returns are not
+    torch.testing.assert_close(found, torch.tensor(BY_HAND["batch"]) + (steps - steps.mean(0)) / steps.std(0))
 
 
 def test_rows_wait_for_their_groups_in_a_replay_buffer():

@@ -13,7 +13,7 @@ from torchrl_lang._checks import Count, Unit, check_options, checked
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_REWARD, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, GROUP, TERMINATED, TOKEN_REWARD, TOKENS, entry
 
 
 @checked
@@ -139,16 +139,17 @@ def preference_pairs(
 ) -> TensorDictBase:
     """Pairs of a better and a worse episode that begin alike, for DPO and IPO.
 
-    Rows begin alike if they have the same tokens before the agent's first one. Of those the best is paired with the
-    worst, the second best with the second worst, and so on; pairs of equal scores are left out, and so are rows without
-    an agent's token.
+    Rows begin alike if they have the same tokens before the agent's first one and, where they have one, the same
+    ``group``. Of those the best is paired with the worst, the second best with the second worst, and so on; pairs of
+    equal scores are left out, and so are rows without an agent's token.
 
     Args:
         rows: a dataset, or rows ``[N]``.
         n: number of pairs of rows that begin alike; None for as many as there are, half as many as rows.
-        per: further what rows of a pair must have in common, such as ``"group"``, the number of the start of an episode
-            that environments with a ``group_size`` write and datasets of preferences have: a key of the rows, int64
-            ``[N]`` or ``[N, 1]``, or such a tensor.
+        per: further what rows of a pair must have in common: a key of the rows, int64 ``[N]`` or ``[N, 1]``, or such a
+            tensor. None stands for ``"group"`` where rows have it: the number of the start of an episode, which
+            environments with a ``group_size`` write, and of the pair in datasets of preferences. Zeros pair rows of
+            different groups.
         by: the scores: ``"return"``, ``"tokens"`` or a tensor ``[N]``, as in :func:`best_rows`.
         gamma: discount per turn.
         reward_key: the rewards of tokens, see :func:`row_returns`.
@@ -172,6 +173,7 @@ def preference_pairs(
         tensor([[3., 1.]], dtype=torch.float64)
     """
     entries = rows.rows if isinstance(rows, RowDataset) else rows
+    per = GROUP if per is None and GROUP in entries.keys() else per
     score = _scores(entries, by, gamma, reward_key, end_of_action)
     order = score.argsort(descending=True, stable=True)
     order = order[entry(entries, AGENT_MASK)[order].any(-1)]
@@ -246,6 +248,16 @@ class RowPool:
             raise RuntimeError("The buffer has no rows yet: call extend(rows) first.")
         return self._rows
 
+    def _with_kept(self, rows: TensorDictBase) -> TensorDictBase:
+        """The rows kept and then these, ``[M + N]``."""
+        if self._rows is None:
+            return rows
+        if differ := {*self._rows.keys(True, True)} ^ {*rows.keys(True, True)}:
+            found = f"{sorted(map(str, differ))} are in those that are kept or in the new ones alone"
+            raise ValueError(f"Rows of a pool have the same entries, {found}: leave them out with rows.exclude(...).")
+        kept: TensorDictBase = self._rows if rows.device is None else self._rows.to(rows.device)
+        return torch.cat([kept, rows], 0)
+
     def state_dict(self) -> dict[str, Any]:
         """The rows kept, as tensors by key."""
         return {"rows": None if self._rows is None else dict(self._rows.clone().items(True, True))}
@@ -306,10 +318,7 @@ class BestRows(RowPool):
     def extend(self, rows: RowDataset | TensorDictBase) -> BestRows:
         """Keep the best of the stored rows and these, ``[N]``, which must have the same width ``T``; returns self."""
         fresh = self._best(rows)
-        if self._rows is not None:
-            kept = self._rows if fresh.device is None else self._rows.to(fresh.device)
-            fresh = self._best(torch.cat([kept, fresh], 0))
-        self._rows = fresh
+        self._rows = fresh if self._rows is None else self._best(self._with_kept(fresh))
         return self
 
     def _best(self, rows: RowDataset | TensorDictBase) -> TensorDictBase:
@@ -343,8 +352,5 @@ class LatestRows(RowPool):
 
     def extend(self, rows: TensorDictBase) -> LatestRows:
         """Add rows ``[N]``, which must have the same width ``T`` and entries; returns self."""
-        if self._rows is not None:
-            kept = self._rows if rows.device is None else self._rows.to(rows.device)
-            rows = torch.cat([kept, rows], 0)
-        self._rows = rows[-self.capacity :].clone()
+        self._rows = self._with_kept(rows)[-self.capacity :].clone()
         return self

@@ -21,6 +21,7 @@ from torchrl_lang.schema import (
     TOKEN_REWARD,
     TOKENS,
     entry,
+    find_entry,
 )
 
 
@@ -112,6 +113,9 @@ def with_drawn(rows: TensorDictBase, drawn: TensorDictBase) -> TensorDictBase:
     Returns:
         ``[N + M]``, as wide as the wider ones.
 
+    Raises:
+        KeyError: the second rows have no ``drawn``, as rows that were played.
+
     Examples:
         >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
         >>> from torchrl_lang.modules import UtteranceActor, causal_lm, draw_utterances, language_actor, with_drawn
@@ -122,6 +126,7 @@ def with_drawn(rows: TensorDictBase, drawn: TensorDictBase) -> TensorDictBase:
         >>> with_drawn(rows, draw_utterances(policy, rows))["drawn"].squeeze(-1)
         tensor([False,  True,  True])
     """
+    find_entry("with_drawn", DRAWN, "The rows of draw_utterances come second, after those that were played.", drawn)
     played = rows.select(*(key for key in drawn.keys() if key in rows.keys()))
     played.set(DRAWN, torch.zeros_like(played.get(TERMINATED)))
     drawn = drawn.select(*played.keys())

@@ -69,7 +69,11 @@ def checked_values(head: str, kind: str, states: TensorDictBase, run: Callable[[
 def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModule:
     """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``action_value`` ``[*N, n_q, V]``.
 
-    A :class:`UtteranceQValueHead` writes ``utterance_value`` ``[*N, n_q]``.
+    A :class:`UtteranceQValueHead` writes ``utterance_value`` ``[*N, n_q]``. It is for heads of this library: a module
+    of your own, ``hidden [N, H] -> values``, is given to a loss as it is.
+
+    Raises:
+        TypeError: it is another module.
 
     Examples:
         >>> from torchrl_lang.modules import QValueHead, qvalue_module
@@ -77,12 +81,20 @@ def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModu
         ['hidden_pre_norm']
     """
     key = UTTERANCE_VALUE if isinstance(head, UtteranceQValueHead) else ACTION_VALUE
-    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[key])
+    return TensorDictModule(head, in_keys=[_state_key(head)], out_keys=[key])
 
 
 def value_module(head: ValueHead) -> TensorDictModule:
-    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``."""
-    return TensorDictModule(head, in_keys=[head.in_key], out_keys=[STATE_VALUE])
+    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``; as :func:`qvalue_module`."""
+    return TensorDictModule(head, in_keys=[_state_key(head)], out_keys=[STATE_VALUE])
+
+
+def _state_key(head: Any) -> NestedKey:
+    """The state that a head of this library reads."""
+    if (key := getattr(head, "in_key", None)) is None:
+        found = f"A {type(head).__name__} is no head of this library"
+        raise TypeError(f"{found}: give a module of your own to the loss as it is, hidden [N, H] -> values.")
+    return key
 
 
 def row_value_module(actor: nn.Module, head: ValueHead) -> TensorDictSequential:

@@ -59,6 +59,9 @@ def as_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = 
     kind = loss._kinds[name]
     if not isinstance(network, nn.Module):
         raise TypeError(f"{type(loss).__name__} needs {name} as a module -> {kind}, got {type(network).__name__}.")
+    if not isinstance(value_trunk, TensorDictModuleBase | None):
+        got = type(value_trunk).__name__
+        raise TypeError(f"{type(loss).__name__} needs value_trunk as a Trunk, got a {got}: wrap it, Trunk(model).")
     if not isinstance(network, TensorDictModuleBase):
         network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[kind])
     written = {str(key) for key in network.out_keys}

@@ -37,6 +37,7 @@ Aggregation = Literal["token_mean", "turn_mean", "prompt_mean"] | int
 
 _LARGEST_LOG_RATIO = 40.0
 """A product of ratios beyond it would overflow, and its gradient with it; far beyond every clipping range."""
+_WITHOUT_VALUES = "write it with RowAdvantage.inv(rows) or ArCHerLoss.estimate(rows), as there is no value_network"
 _ESTIMATED = ("advantage", "value_target", "state_value")
 _SOURCES = {
     **dict.fromkeys(_ESTIMATED, "call loss.estimate(rows) once a batch, before the first epoch"),
@@ -97,7 +98,8 @@ class PPOLoss(RowLoss):
         aggregation: which mean the policy's terms are, with the names of TorchRL's ``GRPOLoss``: ``"token_mean"`` over
             all decisions; ``"turn_mean"`` or ``"prompt_mean"`` over turns or rows, of the means over their decisions;
             a number ``L``: the sum over all decisions divided by ``L`` and by the number of rows (Dr. GRPO, arXiv
-            2503.20783). By default the first for ratios of tokens, and those of turns and rows for theirs.
+            2503.20783); ``L`` only sets the scale, rows may be longer. By default the first for ratios of tokens, and
+            those of turns and rows for theirs.
         turn_values: one value and one advantage for each turn, that of its first decision
             (:func:`~torchrl_lang.functional.turn_advantages`), so the critic learns there alone.
         value_trunk: a trunk of its own for the values; by default they read the actor's. It may read what the actor
@@ -242,6 +244,7 @@ class PPOLoss(RowLoss):
             terms |= {"value_clip": value_clip or None, "loss_critic_type": loss_critic_type, "bootstrap": bootstrap}
             clocks = {"gamma": gamma, "lmbda": lmbda, "turn_gamma": turn_gamma, "turn_lmbda": turn_lmbda}
             _refuse_of_values({**terms, **clocks, "detach_value": detach_value})
+            self._sources = {**_SOURCES, "advantage": _WITHOUT_VALUES}
         if normalize_advantage is None:  # advantages of RowAdvantage are normalized by their method
             normalize_advantage = value_network is not None
         self.value_network = value_network
@@ -305,7 +308,7 @@ class PPOLoss(RowLoss):
         shape = batch.decision.shape  # entries of the agent's tokens at the decisions, [N]
         given = {key: shift_left(x.detach().reshape(shape)).flatten()[batch.place] for key, x in entries.items()}
         not_finite = [
-            (~value.isfinite(), f"{name} that is not finite at position {{position}}: {_SOURCES[name]}")
+            (~value.isfinite(), f"{name} that is not finite at position {{position}}: {self._sources[name]}")
             for name, value in given.items()
             if name != "ref_log_prob"
         ]

@@ -332,8 +332,8 @@ class KTOLoss(PreferenceLoss):
 
     Keyword Args:
         beta: how soon a gain is enough: the larger, the nearer to the reference.
-        desirable_weight, undesirable_weight: the paper's lambdas. It advises a ratio of both, each times the number of
-            its rows, between 1 and 4/3.
+        desirable_weight, undesirable_weight: the paper's lambdas. It advises a ratio of desirable over undesirable,
+            each weight times the number of its rows, between 1 and 4/3.
         baseline: ``z_0``: ``"mismatched"``, which needs a reference model, ``"rows"``, or a number.
         embed_weights, logits_chunk: as in :class:`DPOLoss`.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value a position, ``[*B, T]``: that of a row at its last

@@ -704,6 +704,10 @@ class OnlineOptions(
             raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
         if self.collector != "single" and self.curriculum is not None:
             raise ValueError(f"--curriculum draws games in this process: leave out --collector {self.collector}.")
+        weight = getattr(self, "kl_weight", None)  # of some recipes; the target is that of either
+        if self.kl_target is not None and not (self.kl_coef or weight):
+            other = "" if weight is None else ", or a --kl-weight"
+            raise ValueError(f"--kl-coef 0 needs --kl-target none{other}: no coefficient can be moved to a target.")
         if self.start is None and self.pretrained is None:
             begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
             raise ValueError(f"{begins}, or --pretrained NAME.")
@@ -728,8 +732,9 @@ class RatioOptions(OnlineOptions, group="loss"):
     surrogate: Literal["ppo", "cispo"] = option("ppo", "cispo: clipped tokens keep their gradient")
     aggregation: Literal["token_mean", "turn_mean", "prompt_mean", "constant"] | None = option(
         None,
-        "mean over all tokens, or over turns or games of the means over their tokens; constant: the sum divided by the "
-        "most tokens that the games could have in --turns turns; none: as --ratio",
+        "mean over all tokens, or over turns or games of the means over their tokens; constant: the sum over a game "
+        "divided by the tokens that --turns utterances may have, which only sets the scale (longer games exceed it); "
+        "none: as --ratio",
     )
     entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
     kl_weight: float = option(0.0, "initial weight of the KL in the loss, instead of --kl-coef in the rewards", ge=0)
@@ -790,7 +795,9 @@ class GRPO(
         group="optimisation",
         ge=1,
     )
-    turn_gamma: float = option(1.0, "discount factor of turns in the returns", ge=0, le=1)
+    turn_gamma: float = option(
+        1.0, "discount factor of turns in the returns; of gigpo only in those from a turn on", ge=0, le=1
+    )
     anchor: Literal["prefix", "observation"] = option(
         "prefix", "of gigpo: turns begin alike after the same tokens, or after the same text of the environment"
     )

@@ -223,7 +223,10 @@ def validated(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def unknown_option(name: str, names: Iterable[str]) -> str:
     """The error about an option that does not exist, with the one that is most like it."""
     written = name.lstrip("-").partition("=")[0].replace("_", "-")
-    return f"There is no option --{written}" + near(written, [each.replace("_", "-") for each in names], "--")
+    known = [each.replace("_", "-") for each in names]
+    if written == "beta" and "reward-scale" in known:  # the papers' name
+        return "There is no option --beta; did you mean --reward-scale?"
+    return f"There is no option --{written}" + near(written, known, "--")
 
 
 def near(name: str, names: Iterable[str], prefix: str = "") -> str:

@@ -10,7 +10,6 @@ from torchrl_lang.objectives import DPOLoss, IPOLoss, KTOLoss
 from torchrl_lang.objectives.preference import PairLoss
 from torchrl_lang.recipes.algorithms import DPO, IPO, KTO
 from torchrl_lang.recipes.models import begin, loss_options
-from torchrl_lang.schema import GROUP
 
 
 def train_dpo(options: DPO) -> float:
@@ -29,11 +28,8 @@ def _train_pairs(options: DPO | IPO, kind: type[PairLoss]) -> float:
     terms = loss_options(options, kind, beta=options.reward_scale)
     loss = kind(start.policy(), start.reference(), **terms)
 
-    def pairs_of(rows: TensorDictBase) -> TensorDictBase:
-        return preference_pairs(rows, options.pairs, per=GROUP if GROUP in rows.keys() else None)
-
     def prepare(rows: TensorDictBase) -> TensorDictBase:
-        pairs = pairs_of(rows)
+        pairs = preference_pairs(rows, options.pairs)
         if not len(pairs):
             raise ValueError(f"{options.data} has no two episodes that begin alike and have different returns.")
         print(f"{options.out.name}: {len(pairs)} pairs of {len(rows)} episodes", flush=True)
@@ -41,7 +37,7 @@ def _train_pairs(options: DPO | IPO, kind: type[PairLoss]) -> float:
 
     @torch.no_grad()
     def held_out(rows: TensorDictBase) -> dict[str, float]:
-        pairs = pairs_of(rows)
+        pairs = preference_pairs(rows, options.pairs)
         out = loss(pairs)
         found = {"held_out_loss": float(out["loss_actor"]), "held_out_accuracy": float(out["accuracy"])}
         return found if len(pairs) else {}

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang.data import row_returns
-from torchrl_lang.schema import GROUP
+from torchrl_lang.schema import GROUP, entry
 
 FLOOR = 0.2
 """Share of the draws that is uniform, so that every start is seen now and then."""
@@ -35,7 +35,7 @@ class Curriculum:
         most: number of starts to draw from, at most as many as there are.
 
     Raises:
-        ValueError: ``reset`` of the environment accepts no start, or there is only one.
+        ValueError: ``reset`` of the environment accepts no start, or there is only one, or it has no ``group_size``.
 
     Call :meth:`update` with the rows of each batch, and :meth:`clear` where ``set_seed`` begins new groups.
 
@@ -57,6 +57,10 @@ class Curriculum:
         if len(self.values) < 2:
             found = f"{type(base).__name__} has {len(self.values)}"
             raise ValueError(f"A curriculum needs games whose starts can be given in reset: {found}. Leave it out.")
+        if base.group_size is None:
+            raise ValueError(
+                f"A curriculum draws the starts of groups: give {type(base).__name__} a group_size, 1 or more."
+            )
         self._sums = torch.zeros(3, len(self.values), dtype=torch.float64)  # numbers, sums and squares of returns
         self._begun: dict[int, int] = {}
         base.starts = self.draw
@@ -79,8 +83,17 @@ class Curriculum:
         return self.values[[self._begun[number] for number in group.tolist()]].to(group.device)
 
     def update(self, rows: TensorDictBase) -> None:
-        """Count the returns of rows ``[N]`` whose groups were drawn here."""
-        start = torch.tensor([self._begun[number] for number in rows[GROUP].flatten().tolist()])
+        """Count the returns of rows ``[N]`` whose groups were drawn here.
+
+        Raises:
+            KeyError: the rows have no ``group``.
+            ValueError: some groups were not drawn here, or before :meth:`clear`.
+        """
+        groups = entry(rows, GROUP).flatten().tolist()
+        if unknown := {*groups} - self._begun.keys():
+            found = f"{len(unknown)} of the {len({*groups})} groups of the rows were not drawn here, or before clear()"
+            raise ValueError(f"{found}: give rows that the environment of the curriculum has played since then.")
+        start = torch.tensor([self._begun[number] for number in groups])
         returns = row_returns(rows).cpu().double()
         self._sums[:, start.unique()] *= _KEPT
         self._sums.index_add_(1, start, torch.stack([torch.ones_like(returns), returns, returns.square()]))

@@ -53,7 +53,8 @@ class RowAdvantage(Transform):
         prompt_key: the group of each row, int64 ``[N]`` or ``[N, 1]``.
         rewards_key: rewards of tokens, float ``[N, T]``.
         advantage_key: where the advantages go.
-        gamma: discount from turn to turn.
+        gamma: discount from turn to turn; in ``"gigpo"`` that of ``S_k`` alone, as in the paper: ``R`` is the
+            sum of the rewards.
         anchor: which turns begin in the same state, see :func:`~torchrl_lang.functional.turn_states`.
         weight: of the advantages of turns in ``"gigpo"``.
         drop_equal: leave out groups whose rows have equal returns, before penalties: their advantages are 0 (dynamic
@@ -167,8 +168,9 @@ class RowAdvantage(Transform):
         if self.advantage == "reinforce++":
             trains = shift_left(rows.get(TRAIN_MASK, agent))
             found = torch.where(decision, standardized(to_go, decision & trains), 0.0)
-        else:
-            found = torch.where(decision, self._of_rows(rows, to_go[:, 0])[:, None], 0.0)
+        else:  # R of gigpo is the plain sum, whatever discounts its turns
+            returns = row_returns(rows, reward_key=self.rewards_key) if self.advantage == "gigpo" else to_go[:, 0]
+            found = torch.where(decision, self._of_rows(rows, returns)[:, None], 0.0)
         if self.advantage == "gigpo":
             state = turn_states(entry(rows, TOKENS), agent, ends, anchor=self.anchor)
             found = found + self.weight * state_advantages(to_go, self._group(rows), state, decision, ends)

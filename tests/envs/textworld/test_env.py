@@ -103,6 +103,7 @@ def test_a_game_that_is_over_is_not_asked(make_env):
 
 def test_what_is_offered(make_env):
     env = make_env(offers=("expert", "admissible"), max_admissible=6, template=Template(hide=("inventory",)))
+    assert env.possible_starts(9).tolist() == [0]  # all seeds begin the same game
     td = env.reset()
 
     def read(ids):

@@ -108,6 +108,10 @@ class CorridorEnv(LanguageEnv):
         reward = arrived.float() - 1
         return Reply(place[:, None], torch.ones_like(place), reward, arrived), {"place": place}
 
+    def possible_starts(self, most: int) -> Tensor:
+        """See :meth:`LanguageEnv.possible_starts`: the fixed start alone, if there is one."""
+        return super().possible_starts(most) if self.start is None else torch.tensor([self.start], device=self.device)
+
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
         last_place = rows.tokens.gather(-1, (rows.length - 2).clamp_min(0)[:, None]).squeeze(-1)
         return {"place": in_range("place", last_place, fresh, self.length - 1)}

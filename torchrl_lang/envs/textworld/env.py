@@ -125,6 +125,10 @@ class TextWorldEnv(TextGameEnv):
         self.pool.close()
         super().close(raise_if_closed=raise_if_closed)
 
+    def possible_starts(self, most: int) -> Tensor:
+        """See :meth:`LanguageEnv.possible_starts`: one for each game."""
+        return super().possible_starts(min(most, len(self.games)))
+
     # -- the games, all at once ----------------------------------------------------------------------------------------
 
     def _draw_seeds(self, episode: Tensor) -> Tensor:
