@@ -71,7 +71,7 @@ SECTIONS = {
     ),
     "chat_model": (
         "A chat model",
-        "SmolLM2-135M-Instruct after BC on the guessing game, float32, beside transformers and TRL 1.16 on the same rows and "
+        "SmolLM2-135M-Instruct after BC on the guessing game, float32, beside transformers and TRL 1.16: same rows and "
         "weights; three repetitions. *LoRA*: BC with adapters on all layers, PPO and GRPO on the last six blocks.",
     ),
     "online": ("Online steps", "The share of an iteration that is neither the model nor the games."),
