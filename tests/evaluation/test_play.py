@@ -133,6 +133,7 @@ def test_a_language_model_reports_kl_and_entropy_and_plays_sampled_or_greedy():
         summarize(play_games(env, policy, games=12), invalid=lambda records: unanswered(records.rows, control))
         for policy in (plain, sharp)
     )
+    assert plain._prefix_cache.transcripts is None  # keys and values of games that are over
     assert one.win_rate == 0 < one.invalid_rate <= 1
     assert other.kl_per_token > one.kl_per_token + 0.05
     assert other.kl_per_game > other.kl_per_token

@@ -17,6 +17,7 @@ from torchrl_lang import schema
 from torchrl_lang._checks import Count, checked
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.functional.decisions import utterance_ends
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import AGENT_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, ControlTokens, entry
 
@@ -109,7 +110,8 @@ def play_games(
 
     The call seeds ``env``, so use another environment for training. During the call torch's global generators and the
     generators of the policy's modules are seeded, and the policy is in evaluation mode. All are restored afterwards, so
-    evaluation does not change a training run, and the same call plays the same games.
+    evaluation does not change a training run, and the same call plays the same games. Cached keys and values are freed
+    at the end.
 
     Args:
         env: a language environment, possibly transformed.
@@ -143,6 +145,9 @@ def play_games(
         env.set_seed(seed)
         while (left := games - sum(map(len, waves))) > 0:
             waves.append(_play_wave(env, policy, left, keep))
+    for actor in policy.modules() if isinstance(policy, nn.Module) else ():
+        if isinstance(actor, UtteranceActor):
+            actor.forget()  # of 200 games of a chat model: gigabytes
     result: Any = torch.cat(waves, 0)  # typed as a tensor by torch
     rows = result.select(*ROW_KEYS)
     return GameRecords(rows=rows, **{str(k): v for k, v in result.exclude(*ROW_KEYS).items()})

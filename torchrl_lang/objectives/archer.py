@@ -27,11 +27,12 @@ class ArCHerLoss(QValueLoss):
 
     An utterance ``u_i`` of a row has the state ``s_i``, the position before its first token, and the sum ``R_i`` of its
     tokens' rewards; ``s_{i+1}`` is the state of the next utterance (arXiv 2402.19446; ``d`` is 1 where the task ended,
-    ``Qt`` the minimum of the target heads, ``Vt`` the target of ``V``)::
+    ``Qt`` the minimum of the target heads, ``Vt`` the target of ``V``; ``u`` is drawn from ``pi(. | s)``;
+    :meth:`estimate` writes ``A``)::
 
         loss_qvalue = qvalue_weight * mean_i sum_k (R_i + gamma (1 - d_{i+1}) Vt(s_{i+1}) - Q_k(s_i, u_i))^2
-        loss_value  = value_weight  * mean_s (Qt(s, u) - V(s))^2,    u drawn from pi(. | s)
-        A(s, u)     = min_k Q_k(s, u) - V(s)                         what :meth:`estimate` writes
+        loss_value  = value_weight  * mean_s (Qt(s, u) - V(s))^2
+        A_i         = min_k Q_k(s_i, u_i) - V(s_i)
 
     ``Q`` learns from any games, however old: no term depends on who wrote ``u_i``. What the current policy ``pi`` does
     enters by ``V`` alone, from utterances that it draws in the states of those games
@@ -40,7 +41,7 @@ class ArCHerLoss(QValueLoss):
     policy that wrote them.
 
     The policy's term is the policy gradient over the tokens of utterances ``u ~ pi(. | s)`` drawn in states of the same
-    games, ``-mean_s A(s, u) log pi(u | s)``. :class:`~torchrl_lang.objectives.PPOLoss` without a critic computes it:
+    games, ``-mean_s A log pi(u | s)``. :class:`~torchrl_lang.objectives.PPOLoss` without a critic computes it:
     on fresh utterances its ratio is 1, and with ``aggregation=1`` its mean is that over utterances, as in the paper.
 
     The paper's code has two critics with a V each, and takes the minimum over them in the advantage only. Here one V is
