@@ -69,6 +69,11 @@ SECTIONS = {
         "new tokens and four calls of one token, which read the keys and values of the whole rows again. This traffic "
         "of memory is why small batches stay below a plain forward pass and why later turns cost more.",
     ),
+    "chat_model": (
+        "A chat model",
+        "SmolLM2-135M-Instruct after BC on the guessing game, float32, beside transformers and TRL 1.16: same rows and "
+        "weights; three repetitions, while the other core worked. *LoRA*: BC with adapters on all layers, PPO and GRPO on the last six blocks.",
+    ),
     "online": ("Online steps", "The share of an iteration that is neither the model nor the games."),
     "textworld_env": ("TextWorld", "Its engine runs in processes of its own."),
     "visual_dialogue_server": (
