@@ -7,7 +7,7 @@ import torch
 
 from tests.objectives import conftest
 from tests.objectives import test_contract as contract
-from tests.objectives.conftest import LOSSES, WIDTH, losses_of, make_rows, unread
+from tests.objectives.conftest import LOSSES, WIDTH, losses_of, make_rows, rows_for, unread
 from torchrl_lang.data import row_buffer
 from torchrl_lang.data.generate import play_to_end
 from torchrl_lang.envs import TextGameEnv
@@ -42,15 +42,17 @@ def make_loss(request):
 
 @pytest.fixture
 def rows(request):
-    rows = make_rows()
-    rows["features"] = torch.randn(6, P, F, generator=torch.Generator().manual_seed(8))
     name = request.node.callspec.params["make_loss"]
+    rows = rows_for(name) if name.startswith(("dpo", "ipo", "kto")) else make_rows()
+    rows["features"] = torch.randn(*rows["tokens"].shape[:-1], P, F, generator=torch.Generator().manual_seed(8))
     return conftest.acted(rows) if name.startswith("ppo") else rows
 
 
 @pytest.fixture
 def masked(rows):
-    return rows.set("features_mask", torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0], [1, 1], [0, 1]]).bool())
+    mask = torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0], [1, 1], [0, 1]]).bool()
+    shape = rows["features"].shape[:-1]
+    return rows.set("features_mask", mask.reshape(6, *[1] * (len(shape) - 2), P).expand(shape).clone())
 
 
 def read_one_by_one(trunk, tokens, attention_mask=None, features=None, features_mask=None):

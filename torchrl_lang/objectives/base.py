@@ -465,7 +465,7 @@ class RowLoss(ReferenceHolder, LossModule):
         lazy = isinstance(tensordict, LazyStackedTensorDict)
         rows = tensordict.to_tensordict() if lazy else tensordict.copy()
         batch = tensordict.get(self.tensor_keys.tokens).shape[:-1]
-        rows = rows.select(*(key for key, value in rows.items() if value.shape[: len(batch)] == batch))
+        rows = rows.select(*(key for key, value in rows.items(True, True) if value.shape[: len(batch)] == batch))
         rows.batch_size = batch  # without what belongs to several rows, such as the index of a pair
         rows = rows.reshape(-1)
         # A trunk has in_keys of its own, whatever set_keys called the entries of the rows.

@@ -494,7 +494,7 @@ class OREO(ValueOptions, algorithm="oreo", defining=("value_weight",), place="to
 
 # Few small steps: the losses still fall when the returns of the policy have long begun to fall as well.
 @with_defaults(transition_weight=0.0, optimizer="adamw", lr=1e-4, steps=300)
-class PreferenceOptions(OfflineOptions, group="loss", preset="bc"):
+class PreferenceOptions(OfflineOptions, group="loss", preset="bc", defining=("transition_weight",)):
     """Base of the options of the recipes that learn which episodes are better; they need --start."""
 
     reward_scale: float = option(
