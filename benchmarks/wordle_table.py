@@ -20,6 +20,7 @@ from torchrl_lang._files import write_file
 from torchrl_lang.envs.wordle.human import example_tweets
 from torchrl_lang.envs.wordle.task import WordleData
 from torchrl_lang.evaluation import SeedSummary, format_seed_table, over_seeds
+from torchrl_lang.evaluation.metrics import lmrl_gym_score
 from torchrl_lang.recipes.compare import PlannedRun, decodings, planned_runs, train_missing
 from torchrl_lang.recipes.datasets import generate_once, open_dataset
 from torchrl_lang.recipes.demo_options import METHODS
@@ -185,22 +186,11 @@ def _normalised(players: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[floa
     limits = list(zip(players["data"], players["optimal (myopic)"], strict=True))
     return {
         name: [
-            None if value is None or data is None or best is None else normalise(value, data, best)
+            None if None in (value, data, best) else lmrl_gym_score(value, worst=WORST, data=data, best=best)
             for value, (data, best) in zip(values, limits, strict=True)
         ]
         for name, values in _returns(players).items()
     }
-
-
-def normalise(value: float, data: float, best: float) -> float:
-    """0 for -6, 50 for the data's mean return, 100 for the optimal player's, linear between them.
-
-    >>> [normalise(value, -3.0, -1.0) for value in (-6, -3, -2, -1)]
-    [0.0, 50.0, 75.0, 100.0]
-    """
-    if value < data:
-        return 50 * (value - WORST) / (data - WORST)
-    return 50 + 50 * (value - data) / (best - data)
 
 
 def text(results: Mapping[str, Any]) -> str:

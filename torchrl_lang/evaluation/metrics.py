@@ -20,6 +20,21 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, ControlTokens, entry
 
 
+def lmrl_gym_score(mean_return: float, *, worst: float, data: float, best: float) -> float:
+    """The score of LMRL-Gym (arXiv 2311.18232): 0 for the worst return, 50 for that of the data, 100 for the best.
+
+    Linear between them, and above the best.
+
+    Examples:
+        >>> from torchrl_lang.evaluation.metrics import lmrl_gym_score
+        >>> [lmrl_gym_score(value, worst=-6.0, data=-3.0, best=-1.0) for value in (-6, -3, -2, -1)]
+        [0.0, 50.0, 75.0, 100.0]
+    """
+    if mean_return < data:
+        return 50 * (mean_return - worst) / (data - worst)
+    return 50 + 50 * (mean_return - data) / (best - data)
+
+
 @dataclass(frozen=True)
 class Summary:
     """Statistics of a policy's games. A statistic that was not measured is ``None``."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Observation = Literal["partial", "full"]
-"""What the agent is shown: ``"partial"``, the walls around it; ``"full"``, also the goal's position and its own."""
+"""The agent is shown the walls around it (``"partial"``), or also the goal's position and its own (``"full"``)."""
 
 MOVES = {"move left": (0, -1), "move right": (0, 1), "move up": (-1, 0), "move down": (1, 0)}
 """The actions, and the row and column by which each moves the agent."""
@@ -85,7 +85,7 @@ class Maze:
             raise ValueError(f"No path leads from {free[int(leads_there.long().argmin())]} to the goal of {plan!r}.")
 
     def text(self, cell: int, observation: Observation) -> str:
-        """What the agent is shown in a cell, without the line break at its end."""
+        """Describe a cell as the agent is shown it, without the line break at the end."""
         row, column = self.cells[cell]
         walls = [side for side, (down, right) in _SIDES.items() if (row + down, column + right) not in self.cells]
         around = "There are no walls near you."

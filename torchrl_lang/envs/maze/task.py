@@ -16,30 +16,28 @@ from torchrl_lang.envs.maze.grid import Maze, Observation
 from torchrl_lang.envs.maze.optimum import Beliefs, reactive_optimum
 from torchrl_lang.envs.maze.players import OptimalPlayer, ReactivePlayer
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
+from torchrl_lang.evaluation.metrics import lmrl_gym_score
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.maze import PRESETS, MazeData, MazePlay
 from torchrl_lang.schema import TOKENS
 from torchrl_lang.text import Tokenizer
 
-_ANCHORS = {"full": (-101.0, -83.0, -6.84), "partial": (-101.0, -83.0, -25.75)}
+_ANCHORS: dict[Observation, dict[str, float]] = {
+    "full": {"worst": -101.0, "data": -83.0, "best": -6.84},
+    "partial": {"worst": -101.0, "data": -83.0, "best": -25.75},  # better ones are possible: the optimum has 116.2
+}
 """The returns that LMRL-Gym's scores of its mazes have as 0, 50 and 100."""
 
 
 def normalized_return(mean_return: float, observation: Observation) -> float:
-    """The score of LMRL-Gym (arXiv 2311.18232): 0 for the worst return, 50 for its data, 100 for its best.
-
-    Its anchors are -101 and -83, and -6.84 in the fully or -25.75 in the partially observed maze, where better returns
-    than its best are possible: there the optimum, -7.24, has 116.2. Linear between them, and above.
+    """Score a return in LMRL-Gym's maze, see :func:`~torchrl_lang.evaluation.metrics.lmrl_gym_score`.
 
     Examples:
         >>> from torchrl_lang.envs.maze.task import normalized_return
         >>> normalized_return(-92.0, "full"), normalized_return(-6.84, "full"), normalized_return(-25.75, "partial")
         (25.0, 100.0, 100.0)
     """
-    worst, data, best = _ANCHORS[observation]
-    if mean_return < data:
-        return 50 * (mean_return - worst) / (data - worst)
-    return 50 + 50 * (mean_return - data) / (best - data)
+    return lmrl_gym_score(mean_return, **_ANCHORS[observation])
 
 
 @dataclass(frozen=True)
