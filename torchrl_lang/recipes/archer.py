@@ -29,6 +29,7 @@ from torchrl_lang.recipes.runs import TrainableState
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, RAW_REWARD, TERMINATED, TOKENS
 from torchrl_lang.training import adamw, train_steps, warmup_cosine
 from torchrl_lang.training.checkpoint import Stateful
+from torchrl_lang.training.metrics import mean_figures
 from torchrl_lang.transforms import KLController
 
 _KEPT = (TOKENS, ATTENTION_MASK, AGENT_MASK, TERMINATED, FEATURES, FEATURES_MASK)
@@ -109,8 +110,7 @@ class ArCHerLearner(Learner):
             clip_apart=[self.heads] if options.clip_heads else (),
             autocast=torch.bfloat16 if options.bf16 else None,
         )
-        found = [figures for _, figures in steps]
-        means = {name: torch.stack([figures[name].float() for figures in found]).mean() for name in found[0]}
+        means = mean_figures([figures for _, figures in steps])
         return {"critic_loss": means["loss"], **{name: means[name] for name in _SHOWN}}
 
 

@@ -35,7 +35,7 @@ from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TRAIN_M
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, Progress, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
-from torchrl_lang.training.metrics import check_parameters
+from torchrl_lang.training.metrics import check_parameters, mean_figures
 from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform, RowReference
 
 
@@ -304,8 +304,7 @@ class OnlineRun:
             clip_apart=[module for module, _ in self.learner.rates] if getattr(options, "clip_heads", False) else (),
             autocast=torch.bfloat16 if options.bf16 else None,
         )
-        found = [figures for _, figures in steps]
-        return {key: torch.stack([figures[key].float() for figures in found]).mean() for key in found[0]}
+        return mean_figures([figures for _, figures in steps])
 
     def _metrics(self, played: Sequence[CollectedGames], rows: TensorDictBase) -> dict[str, Any]:
         """Metrics of the games; returns are the environment's, without the KL penalty."""

@@ -15,7 +15,7 @@ from torchrl.objectives import TargetNetUpdater
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.schema import missing_entry
-from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck
+from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck, mean_figures
 
 
 def total_loss(losses: TensorDictBase) -> Tensor:
@@ -114,9 +114,7 @@ def train_steps(
             (loss / accumulate).backward()
             scalars = {str(key): value.detach().reshape(()) for key, value in losses.items() if value.numel() == 1}
             parts.append(scalars | {"loss": loss.detach()})
-        figures = parts[0]
-        if accumulate > 1:
-            figures = {key: torch.stack([part[key].float() for part in parts]).mean() for key in figures}
+        figures = parts[0] if accumulate == 1 else mean_figures(parts)
         if max_grad_norm is not None:
             figures[GRAD_NORM] = nn.utils.clip_grad_norm_(together, max_grad_norm).detach()
             if apart:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,11 @@ def to_scalars(figures: Mapping[Any, Any] | TensorDictBase) -> dict[Any, Scalar]
     whole = {key for key, value in tensors.items() if not value.is_floating_point() and value.dtype != torch.bool}
     whole |= {key for key, value in figures.items() if isinstance(value, int) and not isinstance(value, bool)}
     return {key: (int if key in whole else float)(fetched.get(key, value)) for key, value in figures.items()}
+
+
+def mean_figures(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each figure over batches or steps that all have it."""
+    return {key: torch.stack([part[key].float() for part in parts]).mean() for key in parts[0]}
 
 
 GRAD_NORM = "grad_norm"
