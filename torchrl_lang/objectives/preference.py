@@ -129,14 +129,10 @@ class PairLoss(PreferenceLoss):
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         reference: FrozenActor | None = None,
         *,
-        beta: float = 0.1,
         per_token: bool = False,
-        embed_weights: bool = False,
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        **options: Any,
     ) -> None:
-        options: Any = {"embed_weights": embed_weights, "logits_chunk": logits_chunk, "reduction": reduction}
-        super().__init__(actor_network, reference, beta=beta, **options)
+        super().__init__(actor_network, reference, **options)
         self.per_token = per_token
 
     @abstractmethod
@@ -241,15 +237,10 @@ class DPOLoss(PairLoss):
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         reference: FrozenActor | None = None,
         *,
-        beta: float = 0.1,
         label_smoothing: float = 0.0,
-        per_token: bool = False,
-        embed_weights: bool = False,
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        **options: Any,
     ) -> None:
-        options: Any = {"embed_weights": embed_weights, "logits_chunk": logits_chunk, "reduction": reduction}
-        super().__init__(actor_network, reference, beta=beta, per_token=per_token, **options)
+        super().__init__(actor_network, reference, **options)
         self._set_options(label_smoothing=label_smoothing)
 
     def _loss(self, h: Tensor) -> Tensor:
@@ -378,16 +369,12 @@ class KTOLoss(PreferenceLoss):
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
         reference: FrozenActor | None = None,
         *,
-        beta: float = 0.1,
         desirable_weight: float = 1.0,
         undesirable_weight: float = 1.0,
         baseline: Literal["mismatched", "rows"] | float = "mismatched",
-        embed_weights: bool = False,
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        **options: Any,
     ) -> None:
-        options: Any = {"embed_weights": embed_weights, "logits_chunk": logits_chunk, "reduction": reduction}
-        super().__init__(actor_network, reference, beta=beta, **options)
+        super().__init__(actor_network, reference, **options)
         self._set_options(desirable_weight=desirable_weight, undesirable_weight=undesirable_weight)
         check_options(baseline=(baseline, ("mismatched", "rows") if isinstance(baseline, str) else "(-inf, inf)"))
         if baseline == "mismatched" and reference is None:

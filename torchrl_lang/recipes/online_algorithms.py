@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,17 +25,15 @@ _PATIENCE = 200
 """Batches without a whole group, after which an iteration learns nothing."""
 
 
-def ratio_options(options: RatioOptions, start: InitialPolicy, controller: KLController | None) -> dict[str, Any]:
-    """The keyword arguments of PPOLoss about ratios and the policy; ``controller`` is that of a KL in the loss."""
+def ppo_options(options: RatioOptions, start: InitialPolicy, controller: KLController | None) -> dict[str, Any]:
+    """The keyword arguments of PPOLoss; ``controller`` is that of a KL in the loss."""
     high = options.clip_epsilon if options.clip_high is None else options.clip_high
     more: dict[str, Any] = {"clip_epsilon": (options.clip_epsilon, high)}
     if options.kl_weight:
         more["kl_weight"] = controller
     if options.aggregation == "constant":
         more["aggregation"] = options.turns * start.task.action_length
-    names = [field.name for field in dataclasses.fields(RatioOptions)]
-    found = {name: value for name, value in loss_options(options, PPOLoss).items() if name in names}
-    return found | more
+    return loss_options(options, PPOLoss, **more)
 
 
 class PPOLearner(Learner):
@@ -47,8 +44,7 @@ class PPOLearner(Learner):
         self.value_warmup = min(options.value_warmup, options.iterations // 3)
         self.value, self.rates = start.value, ((start.value, options.value_lr),)
         self.end = start.tokenizer.control.end_of_action
-        of_ratios = ratio_options(options, start, controller)
-        self.loss = PPOLoss(start.policy, value_module(start.value), **loss_options(options, PPOLoss, **of_ratios))
+        self.loss = PPOLoss(start.policy, value_module(start.value), **ppo_options(options, start, controller))
 
     @torch.no_grad()
     def choose(self, rows: TensorDictBase) -> TensorDictBase:
@@ -96,7 +92,9 @@ class GroupLearner(Learner):
     """Learns from games whose returns are compared with each other, without values."""
 
     def __init__(self, options: GRPO, start: InitialPolicy, controller: KLController | None = None) -> None:
-        self.loss = PPOLoss(start.policy, **ratio_options(options, start, controller))
+        given = ppo_options(options, start, controller)
+        del given["turn_gamma"]  # it is that of the advantages
+        self.loss = PPOLoss(start.policy, **given)
         self.advantage = RowAdvantage(
             options.advantage,
             options.group_size,
