@@ -184,10 +184,8 @@ def preference_pairs(
     alike = torch.cat([_groups(entries, per)[order, None], opening], -1)
     start, by_start = alike.unique(dim=0, return_inverse=True)[1].sort(stable=True)
     order = order[by_start]  # by start, then by descending score
-    _, which, size = start.unique_consecutive(return_inverse=True, return_counts=True)
-    first = size.cumsum(0) - size
-    rank = torch.arange(order.shape[0], device=order.device) - first[which]
-    worse = order[first[which] + size[which] - 1 - rank]
+    which, size, rank = _ranks(start)
+    worse = order[torch.arange(len(order), device=order.device) + size[which] - 1 - 2 * rank]
     kept = (score[order] > score[worse]) & (rank < (order.shape[0] if n is None else n))
     return rows[torch.stack([order[kept], worse[kept]], -1)]
 
@@ -223,10 +221,26 @@ def _best(score: Tensor, group: Tensor, n: int | None, fraction: float | None) -
     """Indices of the best rows of each group, int64 ``[M]``, ascending."""
     order = score.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]  # by group, then by descending score
-    _, which, size = group[order].unique_consecutive(return_inverse=True, return_counts=True)
-    rank = torch.arange(order.shape[0], device=order.device) - (size.cumsum(0) - size)[which]
-    quota = size.new_full(size.shape, n) if n is not None else (fraction * size.double()).long().clamp_min(1)
+    which, size, rank = _ranks(group[order])
+    share: Any = fraction  # given where n is not
+    quota = size.new_full(size.shape, n) if n is not None else (share * size.double()).long().clamp_min(1)
     return order[rank < quota[which]].sort().values
+
+
+def _ranks(group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of sorted groups ``[N]``: the number of each one's group ``[N]``, sizes ``[G]``, and its place in it ``[N]``."""
+    _, which, size = group.unique_consecutive(return_inverse=True, return_counts=True)
+    return which, size, torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[which]
+
+
+def saved_rows(rows: TensorDictBase | None) -> dict[NestedKey, Tensor] | None:
+    """A copy of rows as tensors by key, for a checkpoint."""
+    return None if rows is None else dict(rows.clone().items(True, True))
+
+
+def restored_rows(entries: Mapping[NestedKey, Tensor] | None) -> TensorDictBase | None:
+    """The rows ``[N]`` of :func:`saved_rows`, a copy on the device of the tensors."""
+    return None if entries is None else TensorDict(entries).auto_batch_size_(1).clone()
 
 
 class RowPool:
@@ -260,15 +274,14 @@ class RowPool:
 
     def state_dict(self) -> dict[str, Any]:
         """The rows kept, as tensors by key."""
-        return {"rows": None if self._rows is None else dict(self._rows.clone().items(True, True))}
+        return {"rows": saved_rows(self._rows)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Replace the rows by saved ones, of a buffer with the same options.
 
         They stay on the device of these tensors; rows that are added later are moved there.
         """
-        entries = state_dict["rows"]
-        self._rows = None if entries is None else TensorDict(entries).auto_batch_size_(1).clone()
+        self._rows = restored_rows(state_dict["rows"])
 
 
 class BestRows(RowPool):

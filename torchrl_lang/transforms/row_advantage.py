@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.envs import Transform
 
 from torchrl_lang._checks import Count, NonNegative, Unit, checked
 from torchrl_lang.data import row_returns
+from torchrl_lang.data.selection import restored_rows, saved_rows
 from torchrl_lang.functional import (
     decision_mask,
     group_advantages,
@@ -112,12 +113,11 @@ class RowAdvantage(Transform):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The rows that wait, as tensors by key; a part of the ``state_dict``."""
-        return {"waiting": None if self.waiting is None else dict(self.waiting.clone().items(True, True))}
+        return {"waiting": saved_rows(self.waiting)}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Let the rows of a state wait."""
-        entries = state["waiting"]
-        self.waiting = None if entries is None else TensorDict(entries).auto_batch_size_(1).clone()
+        self.waiting = restored_rows(state["waiting"])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Leave rows that are sampled as they are: a batch may hold parts of groups."""
