@@ -2,7 +2,7 @@
 
 Every method begins with the same BC run and plays as many iterations as its share of the budget allows: a short trial
 measures them. A call trains what is missing in its folder. Each run has one thread, and as many run at a time as there
-are cores, so leave the machine alone meanwhile. The picture has the returns by games and by processor time.
+are cores. The picture has the returns by games and by processor time.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def _log(out: Path) -> dict[str, list[float]]:
     """Games, mean return and seconds of each iteration of a run."""
     log = read_columns(out / "log.csv")
     played = [row for row, number in enumerate(log["games"]) if not math.isnan(number)]  # others are evaluations
-    seconds = [log["seconds_play"][row] + log["seconds_learn"][row] for row in played]
-    return {"seconds": seconds, **{name: [log[name][row] for row in played] for name in ("games", "return")}}
+    names = {"games": "games", "return": "return", "seconds": "seconds_processor"}
+    return {name: [log[column][row] for row in played] for name, column in names.items()}
 
 
 def _result(folder: Path, method: str, seed: int, games: int) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import pytest
 from benchmarks.online_table import METHODS, NO_KL, TRIAL, Task, _command, _log, iterations, text
 from torchrl_lang.__main__ import main
 
-HEADER = "step,return,games,seconds_play,seconds_learn,eval_return\n"
+HEADER = "step,return,games,seconds_processor,eval_return\n"
 
 
 def test_a_run_has_as_many_iterations_as_its_later_iterations_took_time(tmp_path):
-    rows = [f"{step},-3.0,64,0.5,{0.5 if step <= TRIAL // 2 else 1.5},\n" for step in range(1, TRIAL + 1)]
-    (tmp_path / "log.csv").write_text(HEADER + "".join(rows) + f"{TRIAL},,,,,-2.0\n")
+    rows = [f"{step},-3.0,64,{1.0 if step <= TRIAL // 2 else 2.0},\n" for step in range(1, TRIAL + 1)]
+    (tmp_path / "log.csv").write_text(HEADER + "".join(rows) + f"{TRIAL},,,,-2.0\n")
     assert iterations(tmp_path, minutes=1) == 30
     assert _log(tmp_path)["games"] == [64] * TRIAL  # not the evaluation
 

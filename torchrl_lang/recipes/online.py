@@ -236,7 +236,8 @@ class OnlineRun:
 
         With ``to_end`` all games are played to their end, because new ones start after this iteration.
         """
-        began, played, adjusted = time.perf_counter(), list[CollectedGames](), list[TensorDictBase]()
+        began, busy = time.perf_counter(), time.process_time()
+        played, adjusted = list[CollectedGames](), list[TensorDictBase]()
         device = self.options.torch_device().type
         seconds = 0.0
 
@@ -271,6 +272,7 @@ class OnlineRun:
         self.games.weights_changed()
         self.start.policy.forget()  # a run that is resumed here has no cache either
         times = {"seconds_play": seconds, "seconds_learn": time.perf_counter() - began - seconds}
+        times["seconds_processor"] = time.process_time() - busy
         # A loss may log a KL of its own as "kl"; the log shows that of the games.
         found = learned | dict(self.learner.metrics()) | self._metrics(played, rows)
         return found | {"learned_from": len(chosen)} | times
