@@ -1,8 +1,8 @@
 """Online methods from one start, with one budget of processor time a run: ``python -m benchmarks.online_table``.
 
-Every method begins with the same BC run and plays as many iterations as its share of the budget allows: a short trial
-measures them. A call trains what is missing in its folder. Each run has one thread, and as many run at a time as there
-are cores. The picture has the returns by games and by processor time.
+Every method begins with the same BC run and trains as many iterations as the budget allows: short runs measure them.
+A call trains what is missing in its folder. Each run has one thread, and as many run at a time as there are cores. The
+picture has the returns by games and by processor time.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+
+import torch
 
 from benchmarks.common import RESULTS, machine
 from benchmarks.seed_figure import draw_learning
@@ -57,6 +62,8 @@ METHODS: dict[str, str] = {
 }
 TRIAL = 6
 """Iterations that are timed."""
+MOST = 0.8
+"""Share of the budget that a run takes at least."""
 REPORT = 2_000_000
 """Seed of the games that are reported; the training's is added."""
 
@@ -65,18 +72,35 @@ def run(folder: Path, task: str, methods: Sequence[str], seeds: int, *, minutes:
     """Train and play what is missing of a task; returns and curves of the methods by seed."""
     chosen = TASKS[task]
     start = make_start(folder, chosen)
-    for method in methods:
-        _train({trial(folder, method): _command(chosen, method, start, trial(folder, method), 0, TRIAL)})
-    commands = {}
-    for seed in range(seeds):
-        for method in methods:
-            out = folder / f"{METHODS[method]}-{seed}"
-            number = iterations(trial(folder, method), minutes)
-            commands[out] = _command(chosen, method, start, out, seed, number)
-    _train(commands)
-    begins = score(start, folder / "start.json", games, 0)
-    found = {method: [_result(folder, method, seed, games) for seed in range(seeds)] for method in methods}
+    numbers = lengths(folder, chosen, methods, start, minutes)
+    runs = [(seed, place(folder, method, numbers[method], seed)) for seed in range(seeds) for method in methods]
+    _train({out: _command(chosen, start, out) for _, out in runs})
+    scored = [(start, folder / "start.json", games, 0), *((out, out / "score.json", games, seed) for seed, out in runs)]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        begins, *_ = pool.map(score, *zip(*scored, strict=True))
+    found = {
+        method: [_result(place(folder, method, numbers[method], seed)) for seed in range(seeds)] for method in methods
+    }
     return {"start": begins, "methods": found}
+
+
+def lengths(folder: Path, task: Task, methods: Sequence[str], start: Path, minutes: float) -> dict[str, int]:
+    """Iterations of a run of each method.
+
+    They begin with those of a short trial. The first run is repeated with more until it takes most of the budget,
+    because games become shorter as a policy learns.
+    """
+    trials = {method: place(folder, method, TRIAL, "trial") for method in methods}
+    _train({out: _command(task, start, out) for out in trials.values()})
+    numbers = {method: iterations(out, minutes) for method, out in trials.items()}
+    short = set(methods)
+    while short:
+        first = {method: place(folder, method, numbers[method], 0) for method in methods if method in short}
+        _train({out: _command(task, start, out) for out in first.values()})
+        spent = {method: sum(_log(out)["seconds"]) / 60 for method, out in first.items()}
+        short = {method for method, taken in spent.items() if taken < MOST * minutes}
+        numbers |= {method: round(numbers[method] * minutes / spent[method]) for method in short}
+    return numbers
 
 
 def make_start(folder: Path, task: Task) -> Path:
@@ -88,9 +112,9 @@ def make_start(folder: Path, task: Task) -> Path:
     return bc
 
 
-def trial(folder: Path, method: str) -> Path:
-    """The folder of the run that is timed."""
-    return folder / f"{METHODS[method]}-trial"
+def place(folder: Path, method: str, number: int, seed: int | str) -> Path:
+    """The folder of a run with that number of iterations."""
+    return folder / f"{METHODS[method]}-{number}-{seed}"
 
 
 def iterations(timed: Path, minutes: float) -> int:
@@ -98,11 +122,12 @@ def iterations(timed: Path, minutes: float) -> int:
     return max(4, round(60 * minutes / fmean(_log(timed)["seconds"][TRIAL // 2 :])))
 
 
-def _command(task: Task, method: str, start: Path, out: Path, seed: int, number: int) -> list[str]:
-    name = METHODS[method]
+def _command(task: Task, start: Path, out: Path) -> list[str]:
+    """The training that a folder's name says."""
+    name, number, seed = out.name.rsplit("-", 2)
     penalty = ["--kl-weight", "0"] if issubclass(ALGORITHMS[name], RatioOptions) else []
-    lengths = ["--iterations", str(number), "--eval-every", str(-(-number // 4)), "--log-every", "1"]
-    places = ["--start", str(start), "--out", str(out), "--seed", str(seed)]
+    lengths = ["--iterations", number, "--eval-every", str(-(-int(number) // 4)), "--log-every", "1"]
+    places = ["--start", str(start), "--out", str(out), "--seed", "0" if seed == "trial" else seed]
     return ["train", name, *places, *lengths, *task.train.split(), *penalty]
 
 
@@ -118,12 +143,11 @@ def _log(out: Path) -> dict[str, list[float]]:
     return {name: [log[column][row] for row in played] for name, column in names.items()}
 
 
-def _result(folder: Path, method: str, seed: int, games: int) -> dict[str, Any]:
-    out = folder / f"{METHODS[method]}-{seed}"
+def _result(out: Path) -> dict[str, Any]:
     log = _log(out)
     minutes = [seconds / 60 for seconds in accumulate(log["seconds"])]
     curve = {"games": list(accumulate(log["games"])), "minutes": minutes, "return": log["return"]}
-    return {**score(out, out / "score.json", games, seed), "curve": curve}
+    return {**json.loads((out / "score.json").read_text()), "curve": curve}
 
 
 def score(out: Path, path: Path, games: int, seed: int) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.online_table import METHODS, NO_KL, TRIAL, Task, _command, _log, iterations, text
+from benchmarks.online_table import METHODS, NO_KL, TRIAL, Task, _command, _log, iterations, place, text
 from torchrl_lang.__main__ import main
 
 HEADER = "step,return,games,seconds_processor,eval_return\n"
@@ -19,7 +19,7 @@ def test_a_run_has_as_many_iterations_as_its_later_iterations_took_time(tmp_path
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_command_is_one_of_the_command_line(tmp_path, capsys, method):
-    words = _command(Task("", "", NO_KL), method, tmp_path, tmp_path / "out", 0, 9)
+    words = _command(Task("", "", NO_KL), tmp_path, place(tmp_path, method, 9, 0))
     assert main([str(word) for word in words]) == 2
     assert "There is no run in" in capsys.readouterr().err
 
