@@ -62,7 +62,7 @@ METHODS: dict[str, str] = {
 }
 TRIAL = 6
 """Iterations that are timed."""
-MOST = 0.8
+MOST = 0.7
 """Share of the budget that a run takes at least."""
 REPORT = 2_000_000
 """Seed of the games that are reported; the training's is added."""
