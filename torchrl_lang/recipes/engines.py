@@ -86,7 +86,7 @@ def _vllm(lm: Any, policy: UtteranceActor, options: OnlineOptions) -> tuple[Any,
     """An LLM of vLLM in this process, beside the trainer on its GPU, with the temperature and tokens of the policy."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are copied within this process
     with needs_extra("--engine vllm", "vllm"):
-        from vllm import LLM
+        from vllm import LLM, SamplingParams
     from torchrl.modules.llm import vLLMWrapper
 
     control, rule, size = policy.decoder.control, policy.decoder.rule, lm.config.vocab_size
@@ -101,25 +101,24 @@ def _vllm(lm: Any, policy: UtteranceActor, options: OnlineOptions) -> tuple[Any,
         with quiet_transformers():
             lm.save_pretrained(folder)
         engine = LLM(folder, **settings)
-    engine.generate = partial(engine.generate, use_tqdm=False)
+    engine.generate, dtype = partial(engine.generate, use_tqdm=False), engine.llm_engine.model_config.dtype
     unwritable = {*rule.forbidden.tolist(), *range(rule.vocab_size or size, size)}
-    wrapper = vLLMWrapper(
-        engine,
-        tokenizer=_token_ids(control),
-        input_mode="tokens",
-        return_log_probs=True,
-        generate_kwargs={
-            "max_new_tokens": policy.decoder.action_length - 1,
-            "temperature": rule.temperature,
-            "logit_bias": dict.fromkeys(unwritable, -100.0),  # the least that vLLM takes
-            "stop_token_ids": [control.end_of_action],
-            "ignore_eos": True,
-            "detokenize": False,
-        },
+    wrapper = vLLMWrapper(engine, tokenizer=_token_ids(control), input_mode="tokens", return_log_probs=True)
+    # Set here, because the wrapper drops what it does not know of generate_kwargs, such as the ids to stop at.
+    wrapper.sampling_params = SamplingParams(
+        max_tokens=policy.decoder.action_length - 1,
+        temperature=rule.temperature,
+        logit_bias=dict.fromkeys(unwritable, -100.0),  # the least that vLLM takes
+        stop_token_ids=[control.end_of_action],
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=0,  # of the sampled token alone
     )
 
     def send_weights() -> None:
-        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": lm.named_parameters()})
+        every = lm.named_parameters(remove_duplicate=False)  # an output layer too that shares the weights of the input
+        weights = ((name, weight.detach().to(dtype)) for name, weight in every)
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         engine.reset_prefix_cache()
 
     return wrapper, send_weights
