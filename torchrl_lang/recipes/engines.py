@@ -57,10 +57,11 @@ def _transformers(lm: Any, policy: UtteranceActor, options: OnlineOptions) -> tu
     from torchrl.modules.llm import TransformersWrapper
 
     given = dict(options.engine_option)
-    dtype = getattr(torch, str(given.pop("dtype", "")), lm.dtype)
+    dtype = getattr(torch, str(given.pop("dtype")), None) if "dtype" in given else lm.dtype
     if given or not isinstance(dtype, torch.dtype):
         raise ValueError(f"--engine-option {options.engine_option}: transformers takes dtype alone, such as bfloat16.")
     copied, rule, strategy = deepcopy(lm).to(dtype).requires_grad_(False), policy.decoder.rule, WeightStrategy()
+    copied.config.pad_token_id = None  # rows that have ended are padded, of which it would warn
     copied.register_forward_hook(partial(_as_sampled, rule))
     control, limit = policy.decoder.control, policy.decoder.action_length - 1
     # In place of the model's own filters and penalties; the wrapper has no word for "no top_k", whose default is 50.
