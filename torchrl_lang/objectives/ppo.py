@@ -98,7 +98,8 @@ class PPOLoss(RowLoss):
         surrogate: ``"ppo"`` or ``"cispo"``.
         max_engine_weight: for tokens that an inference engine sampled, whose rows have ``engine_log_prob`` beside the
             trainer's ``token_log_prob``: ``A_j`` is multiplied by ``min(exp(b_j - engine_j), max_engine_weight)``,
-            truncated importance sampling (Ionides, 2008); None for no weights.
+            truncated importance sampling (Yao et al., 2025, "Your efficient RL framework secretly brings you
+            off-policy RL training"; arXiv 2110.00641 for the two policies); None for no weights.
         aggregation: which mean the policy's terms are, with the names of TorchRL's ``GRPOLoss``: ``"token_mean"`` over
             all decisions; ``"turn_mean"`` or ``"prompt_mean"`` over turns or rows, of the means over their decisions;
             a number ``L``: the sum over all decisions divided by ``L`` and by the number of rows (Dr. GRPO, arXiv
