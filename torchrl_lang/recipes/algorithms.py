@@ -694,6 +694,13 @@ class OnlineOptions(
         "given; none: all starts alike",
         ge=2,
     )
+    engine: Literal["transformers", "vllm"] | None = option(
+        None, "inference engine that plays the games with the trainer's weights; none: the trainer's model plays itself"
+    )
+    engine_option: dict[str, Any] = pairs(
+        "options of --engine, JSON or texts, such as dtype=bfloat16; of vllm those of its LLM, such as "
+        "gpu_memory_utilization=0.5 (default 0.4)"
+    )
     record_history: Path | None = option(
         None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
     )
@@ -704,6 +711,7 @@ class OnlineOptions(
             raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
         if self.collector != "single" and self.curriculum is not None:
             raise ValueError(f"--curriculum draws games in this process: leave out --collector {self.collector}.")
+        self._check_engine()
         weight = getattr(self, "kl_weight", None)  # of some recipes; the target is that of either
         if self.kl_target is not None and not (self.kl_coef or weight):
             other = "" if weight is None else ", or a --kl-weight"
@@ -711,6 +719,23 @@ class OnlineOptions(
         if self.start is None and self.pretrained is None:
             begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
             raise ValueError(f"{begins}, or --pretrained NAME.")
+
+    def _check_engine(self) -> None:
+        """Raise ValueError for options that an engine does not go together with."""
+        if self.engine is None:
+            given = [name for name in ("engine_option", "max_engine_weight") if getattr(self, name, None)]
+            if given:
+                raise ValueError(f"--{dashed(given[0])} is about an inference engine: give its --engine, too.")
+        elif self.collector != "single":
+            raise ValueError(f"--engine plays in this process: leave out --collector {self.collector}.")
+        elif self.lora_rank is not None:
+            raise ValueError(f"--engine has whole weights, no adapters: leave out --lora-rank {self.lora_rank}.")
+
+    def check_machine(self) -> None:
+        """See :meth:`TrainingOptions.check_machine`."""
+        super().check_machine()
+        if self.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+            raise ImportError("--engine vllm needs an extra: pip install 'torchrl-lang[vllm]'.")
 
     @property
     def source(self) -> Path:
@@ -739,6 +764,12 @@ class RatioOptions(OnlineOptions, group="loss"):
     entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
     kl_weight: float = option(0.0, "initial weight of the KL in the loss, instead of --kl-coef in the rewards", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option("k3", "its estimator in the loss")
+    max_engine_weight: float | None = option(
+        None,
+        "weigh the terms of tokens by the trainer's probability over that of --engine, at most this number (truncated "
+        "importance sampling), such as 2; none: no weights",
+        gt=0,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
