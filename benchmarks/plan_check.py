@@ -1,0 +1,266 @@
+"""What ``plan`` predicts beside measurements: memory and time of training steps and of acting, one core or one GPU.
+
+The peak of memory is that of all tensors, weights and optimizer included. On a CPU the time is the processor time of
+this process, and before each step a matrix product and a copy measure what the same core reaches at that moment: the
+prediction is for these rates.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.objectives import SoftUpdate
+from transformers import PreTrainedModel
+
+from benchmarks.common import device, median, one_core, row, seconds, smoking
+from benchmarks.memory import peak_bytes
+from torchrl_lang.modules import (
+    QValueHead,
+    TiedQValueHead,
+    UtteranceActor,
+    ValueHead,
+    causal_lm,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
+from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.objectives import BCLoss, CQLLoss, DPOLoss, ILQLLoss, PPOLoss, QSFTLoss
+from torchrl_lang.recipes import costs
+from torchrl_lang.recipes.algorithms import BC
+from torchrl_lang.recipes.costs import Plan
+from torchrl_lang.recipes.initial_model import choose_weights
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.training import adamw, total_loss
+from torchrl_lang.transforms import adapters_off, frozen_copy
+
+ON_CUDA = True
+ROWS: dict[str, Any] = {"batch_size": 4, "row_length": 128, "card": "CPU-core", "mfu": 1.0, "mbu": 1.0}
+LONG: dict[str, Any] = {"batch_size": 8, "row_length": 1024, "card": "H100", "bf16": True}
+MODELS = {"cpu": ("GPT-2", "SmolLM2-135M"), "cuda": ("SmolLM2-360M", "Qwen2.5-1.5B")}
+CASES: dict[str, dict[str, Any]] = {
+    "bc": {},
+    "bc, checkpointing": {"checkpointing": True},
+    "bc, 4 top layers": {"top_layers": 4},
+    "bc, LoRA": {"lora_rank": 16},
+    "ilql, tied heads": {"algorithm": "ilql"},
+    "ilql, own heads": {"algorithm": "ilql", "q_head": "own"},
+    "cql, tied heads": {"algorithm": "cql"},
+    "qsft": {"algorithm": "qsft"},
+    "dpo": {"algorithm": "dpo"},
+    "ppo": {"algorithm": "ppo", "games": 4},
+}
+GAMES, PROMPT, WRITTEN = 16, 64, 32
+MAX_MEMORY, MAX_TIME, REPEATS = 10, 25, 5
+SMOKE = {
+    "ROWS": {"batch_size": 2, "row_length": 16, "card": "CPU-core", "mfu": 1.0, "mbu": 1.0, "vocab": 600, "layers": 2},
+    "MODELS": {"cpu": ("GPT-2",), "cuda": ("SmolLM2-360M",)},
+    "GAMES": 2,
+    "WRITTEN": 2,
+}
+
+
+@one_core()
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    rows = []
+    for model in MODELS[device().type]:
+        for name, change in CASES.items():
+            plan = Plan(**{"model": model, **(ROWS if device().type == "cpu" else LONG), **change})
+            rows += _of_step(f"{model}, {name}", plan, 2 if quick else REPEATS)
+            gc.collect()
+        rows += _of_acting(f"{model}, acting", Plan(**_acting(model)), 2 if quick else REPEATS)
+    return rows
+
+
+# -- a training step ---------------------------------------------------------------------------------------------------
+
+
+class Training(NamedTuple):
+    """A loss with what trains it, as a recipe makes them."""
+
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    updater: SoftUpdate | None
+    batch: TensorDictBase
+    bf16: bool
+
+    def step(self) -> None:
+        """As :func:`~torchrl_lang.training.train_steps` does."""
+        self.optimizer.zero_grad()
+        with torch.autocast(device().type, torch.bfloat16, enabled=self.bf16):
+            total = total_loss(self.loss(self.batch))
+        total.backward()
+        nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
+        self.optimizer.step()
+        if self.updater is not None:
+            self.updater.step()
+
+    def bytes(self) -> int:
+        """Of all tensors that stay from step to step: weights, copies, the optimizer's state and the batch."""
+        kept: list[Any] = [*self.loss.parameters(), *self.loss.buffers(), *self.batch.values(True, True)]
+        reference = getattr(self.loss, "reference", None)
+        kept += [] if reference is None else [*reference.actor.parameters()]
+        kept += [value for state in self.optimizer.state.values() for value in state.values()]
+        return _bytes(tensor for tensor in kept if isinstance(tensor, Tensor))
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def new_model(plan: Plan) -> PreTrainedModel:
+    """A model of the plan's shape with random weights; what trains, does."""
+    shape = plan.shape
+    sizes: Any = {"layers": shape.layers, "width": shape.width, "heads": shape.heads, "vocab_size": shape.vocab}
+    more: Any = {"num_key_value_heads": shape.kv_heads, "intermediate_size": shape.ffn, "head_dim": shape.head_width}
+    more |= {"tie_word_embeddings": shape.tied, "attention_bias": shape.qkv_bias}
+    gpt2 = shape.kind == "gpt2"
+    with torch.device(device()):
+        lm = causal_lm("gpt2" if gpt2 else "llama", **sizes, max_length=4096, **({} if gpt2 else more))
+    lm.to(getattr(torch, plan.dtype))
+    if plan.lora_rank or plan.top_layers:
+        chosen: Any = {"lora_rank": plan.lora_rank, "top_layers": plan.top_layers}
+        choose_weights(lm, BC(data="d", out="o", pretrained="any", **chosen))  # type: ignore[arg-type]
+    return lm
+
+
+def training(plan: Plan) -> Training:
+    """What the plan describes."""
+    lm = new_model(plan)
+    actor, h, v = language_actor(lm), plan.shape.width, plan.shape.vocab
+    if plan.checkpointing:
+        split_actor(actor).trunk.module.gradient_checkpointing()
+    batch, name = new_batch(plan), plan.algorithm
+    tied = plan.tied_q
+    qvalue = TiedQValueHead(h, lm.get_output_embeddings()) if tied else QValueHead(h, v)
+    values, q = value_module(ValueHead(h).to(device())), qvalue_module(qvalue.to(device()))
+    reference: Any = None
+    if plan.method.reference:
+        reference = frozen_copy(actor) if plan.lora_rank is None else adapters_off(actor)
+    losses: dict[str, Callable[[], Any]] = {
+        "bc": lambda: BCLoss(actor, actor_normalizer="action"),
+        "ilql": lambda: ILQLLoss(actor, q, values, actor_normalizer="action"),
+        "cql": lambda: CQLLoss(actor, q, actor_normalizer="action"),
+        "qsft": lambda: QSFTLoss(actor, reference, value_min=-1000.0, value_max=1000.0),
+        "dpo": lambda: DPOLoss(actor, reference),
+        "ppo": lambda: PPOLoss(actor, values, detach_value=True),
+    }
+    loss = losses[name]()
+    if name == "ppo":
+        batch["token_log_prob"] = torch.where(batch["agent_mask"], -math.log(v), 0.0)
+        batch = loss.estimate(batch)
+    updater = SoftUpdate(loss, tau=0.01) if name in ("ilql", "cql", "qsft") else None
+    return Training(loss, adamw(loss, 1e-5), updater, batch, plan.bf16)
+
+
+def new_batch(plan: Plan) -> TensorDictBase:
+    """Rows of full length in turns of eight tokens, every other turn the agent's; pairs for DPO."""
+    shape = (plan.batch_size, plan.row_length)
+    agent = (torch.arange(plan.row_length) // 8 % 2 == 1).expand(shape).clone()
+    rows = TensorDict(
+        tokens=torch.randint(plan.shape.vocab, shape),
+        attention_mask=torch.ones(shape, dtype=torch.bool),
+        agent_mask=agent,
+        token_reward=torch.where(agent, torch.randn(shape), 0.0),
+        terminated=torch.ones(plan.batch_size, 1, dtype=torch.bool),
+        batch_size=shape[:1],
+    )
+    return (rows.reshape(-1, 2) if plan.algorithm == "dpo" else rows).to(device())
+
+
+def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
+    job = training(plan)
+    job.step()
+    job.optimizer.zero_grad()
+    held = job.bytes() + peak_bytes(job.step, device())
+    times, predicted = _times(job.step, plan, lambda rated: costs.step_seconds(rated).total, repeats)
+    return [_memory(name, costs.learning_peak(plan), held), _time(name, predicted, times)]
+
+
+def _memory(name: str, predicted: float, measured: float) -> dict[str, Any]:
+    note = f"predicted {predicted / 1e9:.3f} GB, measured {measured / 1e9:.3f} GB"
+    return row(f"{name}: error of memory", 100 * abs(predicted / measured - 1), "%", MAX_MEMORY, at_most=True, note=note)
+
+
+def _time(name: str, predicted: list[float], times: list[float]) -> dict[str, Any]:
+    ratio = median(p / t for p, t in zip(predicted, times, strict=True))
+    note = f"predicted {median(predicted):.3f} s, measured {median(times):.3f} s: {ratio:.2f}"
+    return row(f"{name}: error of time", 100 * abs(ratio - 1), "%", MAX_TIME, at_most=True, note=note)
+
+
+def _times(
+    job: Callable[[], Any], plan: Plan, predict: Callable[[Plan], float], repeats: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of a job, and what a plan predicts with the rates of the device at that moment."""
+    times, predicted = [], []
+    for _ in range(1 if smoking() else repeats):
+        if device().type == "cpu":
+            predicted.append(predict(replace(plan, **rates())))
+            began = time.process_time()
+            job()
+            times.append(time.process_time() - began)
+        else:
+            predicted.append(predict(plan))
+            times.append(seconds(job))
+    return times, predicted
+
+
+def rates() -> dict[str, float]:
+    """TFLOP/s of a matrix product and GB/s of a copy, read and written, of this core now."""
+    a = torch.randn(768, 768)
+    b, big = torch.randn(768, 3072), torch.randn(2**24)
+    other = torch.empty_like(big)
+    best = {"flops": 0.0, "bandwidth": 0.0}
+    for _ in range(3):
+        began = time.process_time()
+        for _ in range(10):
+            a @ b
+        best["flops"] = max(best["flops"], 10 * 2 * 768 * 768 * 3072 / (time.process_time() - began) / 1e12)
+        began = time.process_time()
+        other.copy_(big)
+        best["bandwidth"] = max(best["bandwidth"], 2 * big.nbytes / (time.process_time() - began) / 1e9)
+    return best
+
+
+# -- acting ------------------------------------------------------------------------------------------------------------
+
+
+def _acting(model: str) -> dict[str, Any]:
+    length = PROMPT + WRITTEN
+    played = {"games": GAMES, "turns": 1, "row_length": length, "agent_share": WRITTEN / length}
+    return {"model": model, **(ROWS if device().type == "cpu" else LONG), "algorithm": "grpo", **played}
+
+
+def _of_acting(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
+    """One utterance of all games, from prompts that are read at once."""
+    lm, v = new_model(plan), plan.shape.vocab
+    control = ControlTokens(
+        pad=0, end_of_action=1, end_of_state=2, begin_state=3, begin_action=4, end_of_dialogue=5, vocab_size=v
+    )
+    policy = UtteranceActor(language_actor(lm), control, action_length=WRITTEN, seed=0)
+    shape = (GAMES, PROMPT)
+    tokens, mask = torch.randint(6, v, shape, device=device()), torch.ones(shape, dtype=torch.bool, device=device())
+    rows = TensorDict(tokens=tokens, attention_mask=mask, batch_size=shape[:1])
+
+    @torch.no_grad()
+    def job() -> None:
+        policy.forget()
+        with torch.autocast(device().type, torch.bfloat16, enabled=plan.bf16):
+            policy(rows.clone())
+
+    job()
+    policy.forget()
+    held = _bytes(lm.parameters()) + peak_bytes(job, device())
+    parts = costs.memory(plan)
+    predicted = costs.acting_peak(plan) - parts.reference - parts.optimizer - parts.rows
+    times, foreseen = _times(job, plan, lambda rated: sum(costs.acting_seconds(rated)[:2]), repeats)
+    return [_memory(name, predicted, held), _time(name, foreseen, times)]
