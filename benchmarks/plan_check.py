@@ -125,7 +125,7 @@ def new_model(plan: Plan) -> PreTrainedModel:
     more |= {"tie_word_embeddings": shape.tied, "attention_bias": shape.qkv_bias}
     gpt2 = shape.kind == "gpt2"
     with torch.device(device()):
-        lm = causal_lm("gpt2" if gpt2 else "llama", **sizes, max_length=4096, **({} if gpt2 else more))
+        lm = causal_lm("gpt2" if gpt2 else "llama", **sizes, max_length=shape.positions or 4096, **({} if gpt2 else more))
     lm.to(getattr(torch, plan.dtype))
     if plan.lora_rank or plan.top_layers:
         chosen: Any = {"lora_rank": plan.lora_rank, "top_layers": plan.top_layers}
@@ -147,7 +147,7 @@ def training(plan: Plan) -> Training:
     if plan.method.reference:
         reference = frozen_copy(actor) if plan.lora_rank is None else adapters_off(actor)
     losses: dict[str, Callable[[], Any]] = {
-        "bc": lambda: BCLoss(actor, actor_normalizer="action"),
+        "bc": lambda: BCLoss(actor, transition_weight=0.0, actor_normalizer="action"),
         "ilql": lambda: ILQLLoss(actor, q, values, actor_normalizer="action"),
         "cql": lambda: CQLLoss(actor, q, actor_normalizer="action"),
         "qsft": lambda: QSFTLoss(actor, reference, value_min=-1000.0, value_max=1000.0),

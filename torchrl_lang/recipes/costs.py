@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from torchrl_lang.recipes.algorithms import ALGORITHMS
+from torchrl_lang.recipes.algorithms import ALGORITHMS, ArCHer
 from torchrl_lang.recipes.architectures import CARDS, Architecture, Card, find_architecture, of_size
 from torchrl_lang.recipes.options import Options, near, option
 
@@ -66,7 +66,7 @@ METHODS: Mapping[str, Method] = {
     "utterance-ilql": Method(scalars=3, scalar_targets=2),
     **dict.fromkeys(("ppo", "turn-ppo"), _CRITIC),
     **dict.fromkeys(("grpo", "dr-grpo", "rloo", "reinforce++", "dapo", "gspo", "cispo", "gigpo"), _POLICY),
-    "rejection": Method(reference=True, forwards=1),
+    "rejection": Method(reference=True, forwards=1, scored=True),
     "archer": Method(reference=True, scalars=3, scalar_targets=3, critic=True, forwards=1, scored=True),
 }
 """By the algorithm's name; of two Q heads the scalars of utterances are two."""
@@ -137,7 +137,9 @@ class Plan(Options, group="model"):
             if value not in known:
                 raise ValueError(f"There is no --{name} {value}{near(value, known)} The choices are {', '.join(known)}.")
         if self.quantize is not None and self.lora_rank is None:
-            raise ValueError(f"--quantize {self.quantize} weights do not train: give --lora-rank.")
+            raise ValueError(f"Weights in --quantize {self.quantize} do not train: give --lora-rank.")
+        if self.quantize is not None and self.shard != "no":
+            raise ValueError(f"Weights in --quantize {self.quantize} are not sharded: leave out --shard {self.shard}.")
 
     @cached_property
     def shape(self) -> Architecture:
@@ -195,6 +197,16 @@ class Plan(Options, group="model"):
     def compute_bytes(self) -> float:
         """``b`` of activations."""
         return 2.0 if self.bf16 else self.weight_bytes
+
+    @property
+    def converts(self) -> bool:
+        """Whether autocast converts the weights; sharded ones are gathered in bfloat16 (``MixedPrecisionPolicy``)."""
+        return self.bf16 and self.dtype == "float32" and self.shard == "no"
+
+    @property
+    def played(self) -> int:
+        """Games played on one GPU."""
+        return -(-self.games // self.gpus)
 
     @property
     def rows(self) -> int:
@@ -353,7 +365,7 @@ def kept_bytes(plan: Plan) -> float:
     float32; of linear layers that are adapted, in half precision, a float32 copy of their inputs.
     """
     shape, b = plan.shape, plan.compute_bytes
-    stream = plan.weight_bytes  # of the sum of the blocks' outputs, which autocast leaves as it is
+    stream = 4.0 if plan.converts else b  # of the sum of the blocks' outputs, which autocast leaves as it is
     gated, adapted = shape.kind != "gpt2", plan.lora_rank is not None
     h, a, k, f = shape.width, shape.queries, shape.keys, shape.ffn
     inner = b * (2 * a + 2 * k + (4 if gated else 2) * f)
@@ -362,7 +374,7 @@ def kept_bytes(plan: Plan) -> float:
         norms += shape.norms * h * (4.0 if shape.kind == "gemma" else stream)
     if shape.qk_norm:
         norms += (a + k) * (4.0 if adapted else 4.0 + stream)
-    copies = (5 if gated else 2) if plan.bf16 and plan.weight_bytes == 4 else 2  # autocast converts for each layer
+    copies = 5 if gated and plan.converts else 2  # autocast converts for each layer
     inputs = b * copies * h
     if adapted:
         ranks = 4.0 * (plan.lora_rank or 0) * len(shape.linears)
@@ -376,12 +388,16 @@ def activation_bytes(plan: Plan) -> float:
     Under autocast also half-precision copies of the weights.
     """
     shape, each = plan.shape, kept_bytes(plan) * plan.tokens
-    inputs = shape.width * plan.weight_bytes * plan.tokens
+    inputs = shape.width * (4.0 if plan.converts else plan.compute_bytes) * plan.tokens
     total = plan.trained_layers * each
     if plan.checkpointing:
         total = plan.trained_layers * inputs + min(plan.trained_layers, 1) * each
-    copied = plan.bf16 and plan.weight_bytes == 4 and plan.shard == "no"
-    return total + inputs + copied * 2 * shape.layers * shape.matrices
+    return total + _copied_bytes(plan)
+
+
+def _copied_bytes(plan: Plan) -> float:
+    """The half-precision copies of the blocks' matrices that autocast keeps."""
+    return 2.0 * plan.shape.layers * plan.shape.matrices if plan.converts else 0.0
 
 
 def chunk(plan: Plan) -> int:
@@ -425,15 +441,13 @@ def late_bytes(plan: Plan) -> float:
 
 
 def cache_bytes(plan: Plan) -> float:
-    """Keys and values of the games on one GPU: ``2 b L K T``; the games' number is that of all GPUs over ``G``."""
-    shape, games = plan.shape, -(-plan.games // plan.gpus)
-    return 2 * plan.compute_bytes * shape.layers * shape.keys * plan.row_length * games
+    """Keys and values of the games on one GPU: ``2 b L K T`` for each."""
+    return 2 * plan.compute_bytes * plan.shape.layers * plan.shape.keys * plan.row_length * plan.played
 
 
 def row_bytes(plan: Plan) -> float:
     """A token of a row: its id (8), masks (2) and reward (4); online also log-probabilities, values and advantages."""
-    games = -(-plan.games // plan.gpus) if plan.online else plan.rows
-    return games * plan.row_length * (34.0 if plan.online else 14.0)
+    return plan.row_length * (34.0 * plan.played if plan.online else 14.0 * plan.rows)
 
 
 class Memory(NamedTuple):
@@ -445,21 +459,21 @@ class Memory(NamedTuple):
     reference: float
     optimizer: float
     rows: float
+    keys_and_values: float
+    """Of games; they stay until the iteration has ended."""
     gathered: float
     gradients: float
     activations: float
     head_outputs: float
-    keys_and_values: float
 
     @property
     def resident(self) -> float:
         """What stays all the time."""
-        return sum(self[:6])
+        return sum(self[:7])
 
 
 def memory(plan: Plan) -> Memory:
     """All parts."""
-    acts = plan.online
     return Memory(
         weights=model_bytes(plan) / plan.sharded,
         value_heads=4.0 * head_weights(plan),
@@ -467,11 +481,11 @@ def memory(plan: Plan) -> Memory:
         reference=reference_bytes(plan),
         optimizer=optimizer_bytes(plan),
         rows=row_bytes(plan),
+        keys_and_values=cache_bytes(plan) if plan.online else 0.0,
         gathered=gathered_bytes(plan),
         gradients=gradient_bytes(plan),
         activations=activation_bytes(plan),
         head_outputs=output_bytes(plan),
-        keys_and_values=cache_bytes(plan) if acts else 0.0,
     )
 
 
@@ -488,13 +502,15 @@ def learning_peak(plan: Plan) -> float:
 
 
 def acting_peak(plan: Plan) -> float:
-    """The most bytes while games are played: the keys and values, logits of one token, and the whole model."""
+    """The most bytes while games are played: the whole model, which FSDP gathers, and logits of a token, ``12 V``.
+
+    Under autocast also half-precision copies of the weights.
+    """
     if not plan.online:
         return 0.0
     parts = memory(plan)
-    whole = model_bytes(plan) - parts.weights  # acting gathers what FSDP has sharded
-    logits = 3 * 4.0 * plan.shape.vocab * -(-plan.games // plan.gpus)
-    return parts.resident + whole + parts.keys_and_values + logits
+    whole = 0.0 if plan.shard == "no" else plan.shape.parameters * plan.compute_bytes
+    return parts.resident + whole + _copied_bytes(plan) + 12.0 * plan.shape.vocab * plan.played
 
 
 def peak(plan: Plan) -> float:
@@ -608,6 +624,8 @@ class Acting(NamedTuple):
     """The tokens that the environment writes, many at a time."""
     writing: float
     """The tokens that the agent writes, one after another."""
+    gathering: float
+    """What FSDP shards, once a turn."""
     reference: float
     """Their log-probabilities under the reference."""
 
@@ -617,35 +635,38 @@ class Acting(NamedTuple):
         return sum(self)
 
 
-def token_seconds(plan: Plan, games: float | None = None) -> float:
+def token_seconds(plan: Plan) -> float:
     """Seconds in which each game of a GPU gets one token: reading the weights, or computing, whichever takes longer.
 
     The keys and values of half a row are read as well, and no block takes less than its latency.
     """
     shape, card = plan.shape, plan.hardware
-    games = -(-plan.games // plan.gpus) if games is None else games
-    read = model_bytes(plan) + cache_bytes(plan) / -(-plan.games // plan.gpus) * games / 2
-    computed = games * (forward_flops(plan, 1) + 2.0 * shape.table)
-    slowest = max(read / (card.bandwidth * plan.mbu), computed / (card.flops * plan.mfu), card.latency * shape.layers)
-    gathered = 0.0 if plan.shard == "no" else shape.parameters * plan.compute_bytes / card.link
-    return slowest + gathered
+    half = plan.bf16 and plan.dtype == "float32"
+    read = model_bytes(plan) * (0.5 if half else 1.0) + cache_bytes(plan) / 2
+    computed = plan.played * (forward_flops(plan, 1) + 2.0 * shape.table)
+    return max(read / (card.bandwidth * plan.mbu), computed / (card.flops * plan.mfu), card.latency * shape.layers)
 
 
 def acting_seconds(plan: Plan) -> Acting:
     """Seconds of the games of an iteration."""
     if not plan.online:
-        return Acting(0.0, 0.0, 0.0)
-    card, tokens = plan.hardware, -(-plan.games // plan.gpus) * plan.row_length
-    read, written = tokens * (1 - plan.agent_share), plan.row_length * plan.agent_share
-    rate = card.flops * plan.mfu
-    logits = 2.0 * plan.shape.table * tokens * plan.agent_share
-    reference = (forward_flops(plan, tokens) + logits) / rate if plan.method.reference else 0.0
-    return Acting(forward_flops(plan, read) / rate, written * token_seconds(plan), reference)
+        return Acting(0.0, 0.0, 0.0, 0.0)
+    card, tokens = plan.hardware, plan.played * plan.row_length
+    written, rate = plan.row_length * plan.agent_share, card.flops * plan.mfu
+    logits = 2.0 * plan.shape.table * plan.played * written
+    scores = (forward_flops(plan, tokens) + logits) / rate
+    return Acting(
+        reading=forward_flops(plan, tokens - plan.played * written) / rate,
+        writing=written * token_seconds(plan),
+        gathering=0.0 if plan.shard == "no" else plan.turns * plan.shape.parameters * plan.compute_bytes / card.link,
+        reference=scores * plan.method.reference,
+    )
 
 
 def iteration_seconds(plan: Plan) -> float:
     """Seconds of the games, and of the steps of all epochs over them; offline those of a step."""
     steps = plan.epochs * max(plan.games // plan.batch_size, 1) if plan.online else 1
+    steps += ArCHer.value_steps if plan.method.critic else 0  # of its critic, each about as long
     return acting_seconds(plan).total + steps * step_seconds(plan).total
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 from torchrl_lang.recipes import costs
 from torchrl_lang.recipes.costs import BYTES, GB, Plan
+from torchrl_lang.recipes.options import dashed
 
 SIZES = ("GPT-2", "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B", "Llama-3.1-70B")
 NUMBERS = (1, 8, 64)
@@ -66,8 +68,8 @@ def _step_rows(plan: Plan) -> list[tuple[str, float]]:
 
 def _iteration_rows(plan: Plan) -> list[tuple[str, float]]:
     games = costs.acting_seconds(plan)
-    names = {"reading": "the environment's tokens", "writing": "the agent's tokens", "reference": "reference"}
-    rows = [(names[name], value) for name, value in games._asdict().items() if value]
+    names = {"reading": "reading the environment's tokens", "writing": "writing the agent's tokens"}
+    rows = [(names.get(name, name), value) for name, value in games._asdict().items() if value]
     total = costs.iteration_seconds(plan)
     return [*rows, (f"steps of {plan.epochs} epochs", total - games.total), ("all", total)]
 
@@ -75,71 +77,79 @@ def _iteration_rows(plan: Plan) -> list[tuple[str, float]]:
 # -- what to choose ----------------------------------------------------------------------------------------------------
 
 
-def choose(plan: Plan) -> tuple[list[str], Plan]:
-    """Options that make a plan fit, the cheapest first, and the plan with them; it may still not fit.
+def choose(plan: Plan) -> Plan:
+    """The plan if it fits; else the fastest that does among :func:`_candidates`, or the smallest where none does.
 
-    All weights are tried before adapters, and these with the model in bfloat16 before 8 or 4 bits.
+    All weights come before adapters, a reference as it is before one in fewer bits, weights in 16 bits before others.
+
+    Examples:
+        >>> from torchrl_lang.recipes.costs import Plan
+        >>> from torchrl_lang.recipes.plan import changes, choose
+        >>> plan = Plan(model="Qwen2.5-7B", algorithm="grpo", gpus=8)
+        >>> changes(plan, choose(plan))
+        '--accumulate 2 --shard model'
     """
-    if plan.lora_rank is not None:
-        return _ladder(plan, _adapter_steps(plan))
-    found = _ladder(plan, _weight_steps(plan))
-    if costs.fits(found[1]) or not plan.method.trains:
-        return found
-    adapted = replace(plan, lora_rank=16, dtype="bfloat16", top_layers=None)
-    words, found_plan = _ladder(adapted, _adapter_steps(adapted))
-    return ["--lora-rank 16 --dtype bfloat16", *words], found_plan
+    if costs.fits(plan):
+        return plan
+    found = [*_candidates(plan)]
+
+    def order(each: Plan) -> tuple[bool, float, float, float]:
+        """Options count a hundredth of the time, so that none is there without need."""
+        slower = 1 + 0.01 * len(changes(plan, each).split())
+        bits = BYTES.get(each.quantize or "", 2.0), BYTES.get(each.reference_dtype, 5.0)
+        return each.lora_rank is not None, -bits[0], -bits[1], costs.iteration_seconds(each) * slower
+
+    fitting = [each for each in found if costs.fits(each)]
+    return min(fitting, key=order) if fitting else min(found, key=costs.peak)
 
 
-Steps = Iterator[tuple[str, dict[str, Any]]]
+def _candidates(plan: Plan) -> Iterator[Plan]:
+    """Plans with any of the options that save memory, in all combinations."""
+    accumulate = [2**n for n in range(12) if plan.accumulate < 2**n <= max(plan.batch_size // plan.gpus, 1)]
+    several = plan.gpus > 1
+    for numbers in product(
+        [plan.accumulate, *accumulate],
+        {plan.checkpointing, True},
+        {plan.shard, *(("model", "all") if several and plan.method.reference else ("model",) if several else ())},
+        _trained(plan),
+    ):
+        *shared, trained = numbers
+        change: dict[str, Any] = dict(zip(("accumulate", "checkpointing", "shard"), shared, strict=True)) | trained
+        if change.get("quantize", plan.quantize) is None or change["shard"] == "no":
+            yield replace(plan, **change)
 
 
-def _shared_steps(plan: Plan) -> Steps:
-    for number in (2**n for n in range(1, 11)):
-        if plan.accumulate < number <= max(plan.batch_size // plan.gpus, 1):
-            yield f"--accumulate {number}", {"accumulate": number}
-    if plan.gpus > 1:
-        yield "--shard model", {"shard": "model"}
-    yield "--checkpointing", {"checkpointing": True}
+def _trained(plan: Plan) -> list[dict[str, Any]]:
+    """Options of what trains and of the reference."""
+    adapted = {"lora_rank": plan.lora_rank or 16, "top_layers": None}
+    adapted |= {} if plan.dtype != "float32" or plan.card == "CPU-core" else {"dtype": "bfloat16"}
+    found: list[dict[str, Any]] = [adapted, adapted | {"quantize": "int8"}, adapted | {"quantize": "int4"}]
+    if plan.lora_rank is None:
+        found.append({"q_head": "tied"} if plan.method.qvalue and not plan.tied_q else {})
+        if plan.method.reference:
+            found += [{"reference_dtype": dtype} for dtype in ("bfloat16", "int8", "int4")]
+    return found
 
 
-def _weight_steps(plan: Plan) -> Steps:
-    if plan.method.qvalue:
-        yield "--q-head tied", {"q_head": "tied"}
-    yield from _shared_steps(plan)
-    if plan.method.reference:
-        yield "--reference-dtype bfloat16", {"reference_dtype": "bfloat16"}
-        if plan.gpus > 1:
-            yield "--shard all", {"shard": "all"}
-        yield "--reference-dtype int8", {"reference_dtype": "int8"}
-        yield "--reference-dtype int4", {"reference_dtype": "int4"}
-
-
-def _adapter_steps(plan: Plan) -> Steps:
-    yield from _shared_steps(plan)
-    yield "--quantize int8", {"quantize": "int8"}
-    yield "--quantize int4", {"quantize": "int4"}
-
-
-def _ladder(plan: Plan, steps: Steps) -> tuple[list[str], Plan]:
-    """Change options one after another until the plan fits; those that save less than a hundredth are left out."""
-    taken: dict[str, str] = {}
-    for words, change in steps:
-        if costs.fits(plan):
-            break
-        changed = replace(plan, **change)
-        if costs.peak(changed) < 0.99 * costs.peak(plan):
-            plan, taken[words.split()[0]] = changed, words  # a later value of an option replaces the earlier one
-    return [*taken.values()], plan
+def changes(plan: Plan, other: Plan) -> str:
+    """The options in which another plan differs, as the command line writes them."""
+    found = []
+    for field in fields(plan):
+        value = getattr(other, field.name)
+        if value != getattr(plan, field.name):
+            words = "" if value is True else f" {value}".lower()
+            found.append(f"--{dashed(field.name)}{words}")
+    return " ".join(found)
 
 
 def advice(plan: Plan) -> list[str]:
     """What to choose, in sentences with figures."""
-    words, chosen = choose(plan)
+    chosen = choose(plan)
     if not costs.fits(chosen):
         yet = f"it needs {costs.peak(chosen) / GB:.3g} GB"
-        lines = [f"It does not fit, whatever is chosen: with {' '.join(words)} {yet}. More GPUs, or shorter rows."]
-    elif words:
-        lines = [f"It fits with {' '.join(words)}: {_figures(chosen)}."]
+        lines = [f"It does not fit, whatever is chosen: with {changes(plan, chosen)} {yet}. More GPUs, or shorter rows."]
+    elif chosen != plan:
+        lines = [f"It fits with {changes(plan, chosen)}: {_figures(chosen)}."]
     else:
         lines = [f"It fits as it is: {_figures(plan)}."]
     return [*lines, *_of_precision(plan), *_of_parts(plan), *_of_acting(chosen)]
@@ -178,7 +188,7 @@ def _of_acting(plan: Plan) -> Iterator[str]:
     if not plan.online:
         return
     share = costs.acting_seconds(plan).writing / costs.iteration_seconds(plan)
-    games, enough = -(-plan.games // plan.gpus), costs.enough_games(plan)
+    games, enough = plan.played, costs.enough_games(plan)
     if share > 0.5:
         yield (
             f"Writing takes {share:.0%} of an iteration, {plan.agent_share * plan.row_length:,.0f} tokens one after "
@@ -189,8 +199,8 @@ def _of_acting(plan: Plan) -> Iterator[str]:
         yield f"{games} games on a GPU write as slowly as {min(enough, max(most, games)):,} would: play more at a time."
     if plan.shard != "no":
         yield (
-            f"Acting gathers the whole model on each GPU, {costs.model_bytes(plan) / GB:.3g} GB: play in an engine of "
-            "its own where that does not fit."
+            f"Acting gathers the whole model on each GPU, {plan.shape.parameters * plan.compute_bytes / GB:.3g} GB: "
+            "where that does not fit, play in an engine of its own."
         )
 
 
@@ -198,12 +208,19 @@ def _of_acting(plan: Plan) -> Iterator[str]:
 
 
 def sizes(plan: Plan) -> str:
-    """A line for each of :data:`SIZES` and :data:`NUMBERS`: what makes it fit, with its memory and time."""
-    lines = [("model", "GPUs", "options", "GB", "s")]
+    """A line for each of :data:`SIZES` and :data:`NUMBERS`: what makes it fit, with its memory and time.
+
+    ``batch_size`` and ``games`` are those of each GPU here.
+    """
+    lines = [("model", "GPUs", "options", "GB", "s", "tokens/s")]
     for model in SIZES:
         for gpus in NUMBERS:
-            words, found = choose(replace(plan, model=model, gpus=gpus))
-            figures = (f"{costs.peak(found) / GB:.3g}", _short(costs.iteration_seconds(found)))
-            lines.append((model, str(gpus), " ".join(words) or "-", *figures) if costs.fits(found) else (model, str(gpus), "does not fit", figures[0], "-"))
+            sized = replace(plan, model=model, gpus=gpus, batch_size=plan.batch_size * gpus, games=plan.games * gpus)
+            found = choose(sized)
+            fits, seconds = costs.fits(found), costs.iteration_seconds(found)
+            speed = (found.games if found.online else found.batch_size) * found.row_length / seconds
+            rest = (_short(seconds), _short(speed)) if fits else ("-", "-")
+            options = changes(sized, found) or "-" if fits else "does not fit"
+            lines.append((model, str(gpus), options, f"{costs.peak(found) / GB:.3g}", *rest))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
