@@ -90,6 +90,7 @@ class Training(NamedTuple):
     optimizer: torch.optim.Optimizer
     updater: SoftUpdate | None
     batch: TensorDictBase
+    reference: Any
     bf16: bool
 
     def step(self) -> None:
@@ -106,8 +107,7 @@ class Training(NamedTuple):
     def bytes(self) -> int:
         """Of all tensors that stay from step to step: weights, copies, the optimizer's state and the batch."""
         kept: list[Any] = [*self.loss.parameters(), *self.loss.buffers(), *self.batch.values(True, True)]
-        reference = getattr(self.loss, "reference", None)
-        kept += [] if reference is None else [*reference.actor.parameters()]
+        kept += [] if self.reference is None else [*self.reference.actor.parameters()]
         kept += [value for state in self.optimizer.state.values() for value in state.values()]
         return _bytes(tensor for tensor in kept if isinstance(tensor, Tensor))
 
@@ -159,7 +159,7 @@ def training(plan: Plan) -> Training:
         batch["token_log_prob"] = torch.where(batch["agent_mask"], -math.log(v), 0.0)
         batch = loss.estimate(batch)
     updater = SoftUpdate(loss, tau=0.01) if name in ("ilql", "cql", "qsft") else None
-    return Training(loss, adamw(loss, 1e-5), updater, batch, plan.bf16)
+    return Training(loss, adamw(loss, 1e-5), updater, batch, reference, plan.bf16)
 
 
 def new_batch(plan: Plan) -> TensorDictBase:
@@ -183,7 +183,8 @@ def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
     job.optimizer.zero_grad()
     held = job.bytes() + peak_bytes(job.step, device())
     times, predicted = _times(job.step, plan, lambda rated: costs.step_seconds(rated).total, repeats)
-    return [_memory(name, costs.learning_peak(plan), held), _time(name, predicted, times)]
+    foreseen = costs.learning_peak(plan) - costs.memory(plan).keys_and_values  # no game is played here
+    return [_memory(name, foreseen, held), _time(name, predicted, times)]
 
 
 def _memory(name: str, predicted: float, measured: float) -> dict[str, Any]:

@@ -368,7 +368,7 @@ def kept_bytes(plan: Plan) -> float:
     stream = 4.0 if plan.converts else b  # of the sum of the blocks' outputs, which autocast leaves as it is
     gated, adapted = shape.kind != "gpt2", plan.lora_rank is not None
     h, a, k, f = shape.width, shape.queries, shape.keys, shape.ffn
-    inner = b * (2 * a + 2 * k + (4 if gated else 2) * f)
+    inner = b * (2 * a + 2 * k + ((4 if gated else 2) - (adapted and b < 4)) * f)
     norms = shape.norms * h * (4.0 if gated else stream)
     if gated and not adapted:
         norms += shape.norms * h * (4.0 if shape.kind == "gemma" else stream)
@@ -379,20 +379,23 @@ def kept_bytes(plan: Plan) -> float:
     if adapted:
         ranks = 4.0 * (plan.lora_rank or 0) * len(shape.linears)
         inputs = ranks + (4.0 * sum(rows for rows, _ in shape.linears) if b < 4 else inputs)
-    return inner + norms + inputs + 4 * (shape.heads + shape.norms * (1 if gated else 2))
+    scales = shape.norms * (1 if gated else 2) + shape.qk_norm * (shape.heads + shape.kv_heads)
+    return inner + norms + inputs + 4.0 * (shape.heads + scales)
 
 
 def activation_bytes(plan: Plan) -> float:
-    """:func:`kept_bytes` of all trained blocks; with checkpointing their inputs, ``b H``, and one block's.
+    """:func:`kept_bytes` of all trained blocks; with checkpointing their inputs, ``b H``.
 
     Under autocast also half-precision copies of the weights.
     """
-    shape, each = plan.shape, kept_bytes(plan) * plan.tokens
-    inputs = shape.width * (4.0 if plan.converts else plan.compute_bytes) * plan.tokens
-    total = plan.trained_layers * each
-    if plan.checkpointing:
-        total = plan.trained_layers * inputs + min(plan.trained_layers, 1) * each
-    return total + _copied_bytes(plan)
+    inputs = plan.shape.width * (4.0 if plan.converts else plan.compute_bytes)
+    each = inputs if plan.checkpointing else kept_bytes(plan)
+    return plan.trained_layers * each * plan.tokens + _copied_bytes(plan)
+
+
+def recomputed_bytes(plan: Plan) -> float:
+    """What checkpointing computes again of one block at a time."""
+    return kept_bytes(plan) * plan.tokens if plan.checkpointing and plan.trained_layers else 0.0
 
 
 def _copied_bytes(plan: Plan) -> float:
@@ -494,11 +497,14 @@ def learning_peak(plan: Plan) -> float:
 
     Gradients of the batches before wait beside the activations where there are several.
     """
-    parts = memory(plan)
+    parts, early, block = memory(plan), early_gradient_bytes(plan), recomputed_bytes(plan)
     waiting = parts.gradients if plan.accumulate > 1 else 0.0
-    outputs = (parts.head_outputs, early_gradient_bytes(plan))  # of pieces the gradients come after all of them
-    early = parts.activations + waiting + (max(outputs) if plan.method.scored else sum(outputs))
-    return parts.resident + parts.gathered + max(early, parts.gradients + late_bytes(plan))
+    if plan.method.scored:  # the pieces' gradients come after all of them
+        beside = max(parts.head_outputs, early, early / 3 + block)
+    else:
+        beside = early + max(parts.head_outputs, block)
+    first = parts.activations + waiting + beside
+    return parts.resident + parts.gathered + max(first, parts.gradients + late_bytes(plan))
 
 
 def acting_peak(plan: Plan) -> float:
