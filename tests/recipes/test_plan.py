@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.common import RESULTS
 from benchmarks.memory import peak_bytes
 from benchmarks.plan_check import CASES, training
 from tests.recipes.lines import refused
@@ -82,14 +83,14 @@ def test_a_folder_has_as_many_weights_as_its_config_says(kind, tmp_path):
     assert of_folder(tmp_path).parameters == sum(weight.numel() for weight in lm.parameters())
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"dtype": "bfloat16"}, {"lora_rank": 4}, {"lora_rank": 4, "dtype": "bfloat16"}]
-)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3"])
+HALF, ADAPTED = {"dtype": "bfloat16"}, {"lora_rank": 4}
+BLOCKS = [("gpt2", {}), ("gpt2", HALF)]
+BLOCKS += [(kind, options) for kind in ("llama", "qwen3") for options in ({}, HALF, ADAPTED, HALF | ADAPTED)]
+
+
+@pytest.mark.parametrize(("kind", "options"), BLOCKS)
 def test_what_a_token_leaves_in_a_block(kind, options, tmp_path):
     """Beside the storages that autograd saves, of two blocks less those of one."""
-    if kind == "gpt2" and "lora_rank" in options:
-        pytest.skip("PEFT's layers over Conv1D save other views")
 
     def saved(layers):
         lm = tiny(kind, num_hidden_layers=layers)
@@ -115,21 +116,37 @@ def test_what_a_token_leaves_in_a_block(kind, options, tmp_path):
     assert predicted == pytest.approx(measured, rel=0.01)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_peak_of_a_step(name):
+MORE_CASES: dict[str, dict[str, Any]] = {"bc, 2 top layers": {"top_layers": 2}, "cql": {"train": "cql"}}
+
+
+@pytest.mark.parametrize("change", [*CASES.values(), *MORE_CASES.values()], ids=[*CASES, *MORE_CASES])
+def test_the_peak_of_a_step(change):
     """Of the tensors that live, at a size that takes no second."""
     torch.manual_seed(0)
     sizes: Any = {"layers": 4, "width": 96, "heads": 6, "kv_heads": 2, "ffn": 256, "vocab": 2000}
     rows: Any = {"batch_size": 8, "row_length": 128, "card": "CPU-core"}
-    plan = Plan(**{**sizes, **rows, **CASES[name]})
-    if "top_layers" in CASES[name]:
-        plan = replace(plan, top_layers=2)
+    plan = Plan(**{**sizes, **rows, **change})
     job = training(plan)
     job.step()
     job.optimizer.zero_grad()
     games = costs.memory(plan).keys_and_values  # none is played here
     assert costs.memory(plan).resident - games == pytest.approx(job.bytes(), rel=0.01)
     assert costs.learning_peak(plan) - games == pytest.approx(job.bytes() + peak_bytes(job.step), rel=0.1)
+
+
+@pytest.mark.parametrize(("vocabulary", "rows", "length"), [(50_257, 8, 96), (151_936, 12, 64)])
+def test_recorded_peaks_of_a_gpu(vocabulary, rows, length, tmp_path):
+    """Those that the benchmark `large_vocabulary` recorded, above what there was before the step."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 128, "n_head": 4, "vocab_size": vocabulary}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    record = json.loads((RESULTS / "cuda" / "large_vocabulary.json").read_text())["rows"]
+    recorded = {row["name"].partition(": peak ")[2]: row["value"] for row in record if f"{vocabulary:,}" in row["name"]}
+    for name, head in (("CQL on", "own"), ("CQL on, tied heads", "tied")):
+        plan = Plan(model=str(tmp_path), train="ilql", q_head=head, batch_size=rows, row_length=length)
+        peak = (costs.learning_peak(plan) - costs.memory(plan).resident) / 2**20
+        assert peak == pytest.approx(
+            recorded["of the plain step"] + recorded[f"beyond the plain step, {name}"], rel=0.1
+        )
 
 
 def test_every_algorithm_is_known():

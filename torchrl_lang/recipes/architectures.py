@@ -155,6 +155,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """Public configurations; Gemma's are those of the text models."""
 
 
+TYPICAL = ("GPT-2", "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B", "Llama-3.1-70B")
+"""Models from 0.1 to 70 B parameters."""
+
+
 def find_architecture(name: str) -> Architecture:
     """The architecture of a name in the table, whatever its case, or of a Hugging Face model's folder.
 
@@ -224,7 +228,7 @@ def of_size(parameters: float, vocab: int) -> Architecture:
         >>> from torchrl_lang.recipes.architectures import of_size
         >>> model = of_size(5e9, vocab=32_000)
         >>> model.layers, model.width, f"{model.parameters / 1e9:.2f}"
-        (36, 2944, '4.91')
+        (36, 3008, '5.07')
     """
     like = min(ARCHITECTURES.values(), key=lambda model: abs(model.parameters - parameters))
     tables = vocab * like.width * (1 if like.tied else 2)

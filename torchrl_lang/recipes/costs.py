@@ -1,7 +1,7 @@
 """What training and acting cost in memory and time, by formulas. Nothing here imports torch.
 
 Letters are those of :class:`~torchrl_lang.recipes.architectures.Architecture`; besides, ``N`` is the number of weights,
-``b`` the bytes of a number, ``G`` the number of GPUs. ``benchmarks/plan_check.py`` measures what the formulas say.
+``b`` the bytes of a number, ``G`` the number of GPUs. ``benchmarks/plan_check.py`` measures beside the formulas.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0
 """Of a number; 4-bit weights (NF4) have scales, too."""
 GB = 1e9
 
-# As in the code that they describe: bytes of a chunk of logits, positions of one at least, and numbers of a piece.
+# As in the losses: bytes of a chunk of logits, its least positions, and numbers of one that is computed again.
 _CHUNK_BYTES, _LEAST_POSITIONS, _PIECE = 48 * 2**20, 128, 2**22
 _LARGE_VOCABULARY = 16_384
 _OTHER_MACHINES = 50e9

@@ -8,12 +8,12 @@ from itertools import product
 from typing import Any
 
 from torchrl_lang.recipes import costs
+from torchrl_lang.recipes.architectures import TYPICAL
 from torchrl_lang.recipes.costs import BYTES, GB, Plan
 from torchrl_lang.recipes.options import dashed
 
-SIZES = ("GPT-2", "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B", "Llama-3.1-70B")
 NUMBERS = (1, 8, 64)
-"""Models and numbers of GPUs of ``--sizes``."""
+"""Numbers of GPUs of ``--sizes``."""
 
 
 def main(options: Plan) -> None:
@@ -87,7 +87,7 @@ def choose(plan: Plan) -> Plan:
         >>> from torchrl_lang.recipes.plan import changes, choose
         >>> plan = Plan(model="Qwen2.5-7B", train="grpo", gpus=8)
         >>> changes(plan, choose(plan))
-        '--accumulate 2 --shard model'
+        '--shard all'
     """
     if costs.fits(plan):
         return plan
@@ -207,12 +207,12 @@ def _of_acting(plan: Plan) -> Iterator[str]:
 
 
 def sizes(plan: Plan) -> str:
-    """A line for each of :data:`SIZES` and :data:`NUMBERS`: what makes it fit, with its memory and time.
+    """A line for each of typical model and each of :data:`NUMBERS`: what makes it fit, with its memory and time.
 
     ``batch_size`` and ``games`` are those of each GPU here.
     """
     lines = [("model", "GPUs", "options", "GB", "s", "tokens/s")]
-    for model in SIZES:
+    for model in TYPICAL:
         for gpus in NUMBERS:
             sized = replace(plan, model=model, gpus=gpus, batch_size=plan.batch_size * gpus, games=plan.games * gpus)
             found = choose(sized)
