@@ -218,8 +218,8 @@ def _times(
 def rates(few_rows: int | None = None) -> dict[str, float]:
     """TFLOP/s of products of 256 rows, and GB/s from memory, of this core now: the best of three.
 
-    The latter are those of a copy, read and written; with ``few_rows`` those of a product of that many rows with a matrix
-    that no cache holds, as in decoding.
+    The latter are those of a copy, read and written; with ``few_rows`` those of a product of that many rows with a
+    matrix that no cache holds, as in decoding.
     """
     a, b, c, big = torch.randn(256, 768), torch.randn(768, 3072), torch.empty(256, 3072), torch.randn(768, 2**15)
     jobs: list[Callable[[], Any]] = [lambda: [torch.mm(a, b, out=c) for _ in range(10)]]

@@ -124,6 +124,7 @@ def test_the_peak_of_a_step(change):
     """Of the tensors that live, at a size that takes no second."""
     torch.manual_seed(0)
     sizes: Any = {"layers": 4, "width": 96, "heads": 6, "kv_heads": 2, "ffn": 256, "vocab": 2000}
+    sizes |= {"model": "SmolLM2-135M"}  # with a tied embedding
     rows: Any = {"batch_size": 8, "row_length": 128, "card": "CPU-core"}
     plan = Plan(**{**sizes, **rows, **change})
     job = training(plan)

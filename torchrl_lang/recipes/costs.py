@@ -325,13 +325,14 @@ def _copies(plan: Plan) -> int:
 def target_bytes(plan: Plan) -> float:
     """Target heads in float32; of Q-SFT the model once more, of ArCHer a critic's trunk and its target copy.
 
-    The critic shares the weights that do not train; a target copies all.
+    The critic shares the weights that do not train; a target copies all, that of Q-SFT a tied embedding twice.
     """
     shape, b, heads = plan.shape, plan.weight_bytes, 4 * target_head_weights(plan)
     trunk = model_bytes(plan) - (0 if shape.tied else b * shape.table)
     if plan.method.critic:
         return (trained_bytes(plan) + trunk) / plan.sharded + heads
-    return heads + (model_bytes(plan) / plan.sharded if plan.method.target_model else 0)
+    model = model_bytes(plan) + (b * shape.table if shape.tied else 0)
+    return heads + (model / plan.sharded if plan.method.target_model else 0)
 
 
 def reference_bytes(plan: Plan) -> float:
@@ -395,8 +396,9 @@ def activation_bytes(plan: Plan) -> float:
 
 
 def recomputed_bytes(plan: Plan) -> float:
-    """What checkpointing computes again of one block at a time."""
-    return kept_bytes(plan) * plan.tokens if plan.checkpointing and plan.trained_layers else 0.0
+    """What checkpointing computes again of one block at a time, and gradients of its MLP, ``2 b F`` a token."""
+    each = kept_bytes(plan) + 2 * plan.compute_bytes * plan.shape.ffn
+    return each * plan.tokens if plan.checkpointing and plan.trained_layers else 0.0
 
 
 def _copied_bytes(plan: Plan) -> float:

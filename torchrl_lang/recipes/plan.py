@@ -161,7 +161,7 @@ def _figures(plan: Plan) -> str:
 def _of_precision(plan: Plan) -> Iterator[str]:
     if plan.compute_bytes == 4 and plan.card != "CPU-core":
         faster = costs.iteration_seconds(plan) / costs.iteration_seconds(replace(plan, bf16=True, flops=None))
-        yield f"--bf16 computes in bfloat16 with weights in float32: {faster:.2g} times as fast."
+        yield f"--bf16, which computes in bfloat16 with weights in float32, is {faster:.2g} times as fast."
     if plan.weight_bytes == 2 and plan.lora_rank is None and plan.method.trains:
         yield "Weights that train in half precision lose small updates: --dtype float32 --bf16, or --lora-rank."
 
@@ -190,7 +190,7 @@ def _of_acting(plan: Plan) -> Iterator[str]:
     if share > 0.5:
         yield (
             f"Writing takes {share:.0%} of an iteration, {plan.agent_share * plan.row_length:,.0f} tokens one after "
-            "another: an inference engine on GPUs of its own writes while this trains."
+            "another: an inference engine on GPUs of its own can write while this trains."
         )
     room = plan.hardware.memory * 0.9 - costs.acting_peak(plan)
     together = min(enough, games + int(room * games / costs.cache_bytes(plan)))
@@ -207,7 +207,7 @@ def _of_acting(plan: Plan) -> Iterator[str]:
 
 
 def sizes(plan: Plan) -> str:
-    """A line for each of typical model and each of :data:`NUMBERS`: what makes it fit, with its memory and time.
+    """A line for each typical model and each of :data:`NUMBERS`: what makes it fit, with its memory and time.
 
     ``batch_size`` and ``games`` are those of each GPU here.
     """
