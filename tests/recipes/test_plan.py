@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.common import RESULTS
 from benchmarks.memory import peak_bytes
-from benchmarks.plan_check import CASES, training
+from benchmarks.plan_check import CASES, new_model, training
 from tests.recipes.lines import refused
 from torchrl_lang.__main__ import main
-from torchrl_lang.modules import QValueHead, TiedQValueHead, ValueHead, language_actor
+from torchrl_lang.modules import (
+    QValueHead,
+    TiedQValueHead,
+    UtteranceQValueHead,
+    ValueHead,
+    language_actor,
+    qvalue_module,
+    value_module,
+)
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.objectives import ArCHerLoss
 from torchrl_lang.recipes import costs
 from torchrl_lang.recipes.algorithms import ALGORITHMS, BC
 from torchrl_lang.recipes.architectures import ARCHITECTURES, of_folder
@@ -148,6 +158,24 @@ def test_recorded_peaks_of_a_gpu(vocabulary, rows, length, tmp_path):
         assert peak == pytest.approx(
             recorded["of the plain step"] + recorded[f"beyond the plain step, {name}"], rel=0.1
         )
+
+
+@pytest.mark.parametrize("more", [{}, {"top_layers": 1}])
+def test_what_archer_keeps(more):
+    """A critic with a trunk of its own, which shares what does not train, and target copies of trunk and heads."""
+    plan = Plan(
+        model="SmolLM2-135M", layers=2, width=48, heads=6, kv_heads=2, ffn=64, vocab=300, train="archer", **more
+    )
+    actor = language_actor(new_model(plan))
+    trunk: Any = split_actor(actor).trunk
+    frozen = {id(weight): weight for weight in trunk.parameters() if not weight.requires_grad}
+    heads = qvalue_module(UtteranceQValueHead(48)), value_module(ValueHead(48))
+    critic = ArCHerLoss(actor, *heads, value_trunk=deepcopy(trunk, frozen), target_trunk=True)
+    held = {
+        w.untyped_storage()._cdata: w.nbytes for w in (*actor.parameters(), *critic.parameters(), *critic.buffers())
+    }
+    parts = costs.memory(plan)
+    assert parts.weights + parts.value_heads + parts.targets == pytest.approx(sum(held.values()), rel=1e-3)
 
 
 def test_every_algorithm_is_known():

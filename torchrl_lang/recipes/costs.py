@@ -77,7 +77,7 @@ class Plan(Options, group="model"):
 
     All figures are estimates: docs/guides/planning.md has them beside measurements.
 
-    Options of the same name mean what they mean in `train`, but --batch-size is that of all GPUs together.
+    Options of the same name mean what they mean in `train`, but --batch-size and --games are those of all GPUs.
     """
 
     model: str | None = option(None, "name of an architecture, such as Qwen2.5-7B, or folder of a Hugging Face model")
