@@ -189,15 +189,18 @@ def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
 
 def _memory(name: str, predicted: float, measured: float) -> dict[str, Any]:
     note = f"predicted {predicted / 1e9:.3f} GB, measured {measured / 1e9:.3f} GB"
-    return row(
-        f"{name}: error of memory", 100 * abs(predicted / measured - 1), "%", MAX_MEMORY, at_most=True, note=note
-    )
+    return row(f"{name}: error of memory", _percent(predicted / measured), "%", MAX_MEMORY, at_most=True, note=note)
 
 
 def _time(name: str, predicted: list[float], times: list[float]) -> dict[str, Any]:
     ratio = median(p / t for p, t in zip(predicted, times, strict=True))
     note = f"predicted {median(predicted):.3f} s, measured {median(times):.3f} s: {ratio:.2f}"
-    return row(f"{name}: error of time", 100 * abs(ratio - 1), "%", MAX_TIME, at_most=True, note=note)
+    return row(f"{name}: error of time", _percent(ratio), "%", MAX_TIME, at_most=True, note=note)
+
+
+def _percent(ratio: float) -> float:
+    """How far a ratio is from 1."""
+    return round(100 * abs(ratio - 1), 2)
 
 
 def _times(
@@ -221,7 +224,7 @@ def rates(few_rows: int | None = None) -> dict[str, float]:
     The latter are those of a copy, read and written; with ``few_rows`` those of a product of that many rows with a
     matrix that no cache holds, as in decoding.
     """
-    a, b, c, big = torch.randn(256, 768), torch.randn(768, 3072), torch.empty(256, 3072), torch.randn(768, 2**15)
+    a, b, c, big = torch.randn(256, 768), torch.randn(768, 3072), torch.empty(256, 3072), torch.randn(768, 30_000)
     jobs: list[Callable[[], Any]] = [lambda: [torch.mm(a, b, out=c) for _ in range(10)]]
     if few_rows is None:
         copied = torch.empty_like(big)
