@@ -107,8 +107,9 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
     """Plans with any of the options that save memory, in all combinations."""
     accumulate = [2**n for n in range(12) if plan.accumulate < 2**n <= max(plan.batch_size // plan.gpus, 1)]
     sharded = ["model", *(["all"] if plan.method.reference else [])] if plan.gpus > 1 else []
+    recompute = [True] if plan.checkpointing else [False, True]
     for number, recomputed, shard, trained in product(
-        [plan.accumulate, *accumulate], {plan.checkpointing, True}, {plan.shard, *sharded}, _trained(plan)
+        [plan.accumulate, *accumulate], recompute, dict.fromkeys([plan.shard, *sharded]), _trained(plan)
     ):
         change: dict[str, Any] = {"accumulate": number, "checkpointing": recomputed, "shard": shard, **trained}
         if change.get("quantize", plan.quantize) is None or change["shard"] == "no":
