@@ -981,8 +981,12 @@ ALGORITHMS: dict[str, type[TrainingOptions]] = {
 """The algorithms of ``train`` by name."""
 
 
-def train(options: TrainingOptions) -> float:
+def train(options: TrainingOptions, **opened: Any) -> float:
     """Train with the options of an algorithm; returns the figure that chose the checkpoint, mostly the mean return.
+
+    Args:
+        options: of the algorithm.
+        **opened: of BC and ILQL ``data``, an :class:`~torchrl_lang.recipes.offline.OfflineData`.
 
     Examples:
         >>> from pathlib import Path
@@ -994,4 +998,4 @@ def train(options: TrainingOptions) -> float:
         FileNotFoundError: There is no dataset in runs/data...
     """
     module, _, name = options.place.partition(":")
-    return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options)
+    return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options, **opened)

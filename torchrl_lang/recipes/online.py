@@ -374,7 +374,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     with closing(log), progress, stop as asked_to_stop:
         for iteration in range(done + 1, last + 1):
             evaluates = is_due(iteration, options.interval(last), last)
-            figures = run.iterate(iteration, to_end=evaluates)
+            figures = run.iterate(iteration, to_end=evaluates and iteration < last)
             progress.update(iteration, figures)
             if is_due(iteration, options.log_every, last):
                 log.log(iteration, figures)
