@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -950,6 +952,26 @@ ALGORITHMS: dict[str, type[TrainingOptions]] = {
 """The algorithms of ``train`` by name."""
 
 
+def together(options: Options) -> AbstractContextManager[None]:
+    """Where ``torchrun`` has started this process, a context in which it trains together with the others.
+
+    Raises:
+        ValueError: the options are of a command that works alone, or the batches are too small to be shared out.
+    """
+    if "RANK" not in os.environ:
+        return nullcontext()
+    from torchrl_lang import _ranks  # it imports torch
+
+    if not _ranks.started():
+        return nullcontext()
+    number = os.environ["WORLD_SIZE"]
+    if not isinstance(options, RunOptions):
+        raise ValueError(f"Only the training of language models runs in {number} processes: leave out torchrun.")
+    if options.batch_size < int(number):
+        raise ValueError(f"--batch-size {options.batch_size} is fewer than one for each of {number} processes.")
+    return _ranks.joined(options.torch_device())
+
+
 def train(options: TrainingOptions) -> float:
     """Train with the options of an algorithm; returns the figure that chose the checkpoint, mostly the mean return.
 
@@ -963,4 +985,5 @@ def train(options: TrainingOptions) -> float:
         FileNotFoundError: There is no dataset in runs/data...
     """
     module, _, name = options.place.partition(":")
-    return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options)
+    with together(options):
+        return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options)

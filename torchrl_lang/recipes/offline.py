@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.objectives import LossModule, TargetNetUpdater
 
+from torchrl_lang import _ranks
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.modules import with_frozen_states
@@ -222,7 +223,8 @@ def train_offline(
         rows = prepare(rows)
         if options.steps * options.batch_size > len(rows):
             rows = carrying(rows, _FROZEN_STATES)
-        buffer = row_buffer(rows, options.batch_size, seed=options.seed)
+        share = _ranks.rank(), _ranks.size()
+        buffer = row_buffer(rows, options.batch_size, seed=options.seed, share=share)
 
         def evaluate() -> tuple[dict[str, float], dict[str, float]]:
             checked = dict(check(kept.to(device))) if len(kept) else {}

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule, TargetNetUpdater
 
+from torchrl_lang import _ranks
 from torchrl_lang.modules.frozen.frozen_copy import fingerprint
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import output_folder
@@ -54,21 +55,23 @@ def open_run(
     checkpoint has the highest ``best_by``.
     """
     options.check_machine()
-    with output_folder(options.out, "trains"):
+    with output_folder(options.out, "trains") if _ranks.is_first() else nullcontext():
         checkpoints, record = Checkpointer(options.out / "checkpoints", best_by=best_by), options.out / "config.json"
         free, fixed = (*FREE_OPTIONS, *free), {"algorithm": options.algorithm, **fixed}
-        if checkpoints.steps():
+        if checkpoints.steps() and _ranks.is_first():
             check_record(record, options, free=free, **fixed)
-        else:
+        elif _ranks.is_first():
             write_options(record, options, **fixed, **more)
             write_config(options.out / "config.yaml", options)
+        _ranks.wait()
         yield checkpoints
 
 
 def make_optimizer(
     options: TrainingOptions, loss: LossModule, steps: int, **settings: Any
 ) -> tuple[Optimizer, LRScheduler]:
-    """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
+    """The optimizer, and its schedule of warmup and decay over ``steps`` steps; all processes begin with equal weights."""
+    _ranks.equal(loss)
     if any(weight.requires_grad and weight.dtype == torch.bfloat16 for weight in loss.parameters()):
         remedy = "train adapters (--lora-rank), or give --dtype float32 --bf16"
         warnings.warn(f"Weights that train in bfloat16 lose updates below .2 % of their size: {remedy}.", stacklevel=2)
@@ -110,14 +113,17 @@ def finish(
         unit: of the checkpoints' steps.
         describe: the best metric in words.
     """
-    checkpoints.prune()  # a run that was killed in its last save still has the old ones
+    if _ranks.is_first():
+        checkpoints.prune()  # a run that was killed in its last save still has the old ones
+    _ranks.wait()
     best = checkpoints.restore("best")
     found = checkpoints.metrics("best").get(checkpoints.best_by, math.nan)
     chosen = f"best at {unit} {best}, {describe(found)}"
     if best is None:
         chosen = f"last checkpoint at {unit} {checkpoints.restore()}, as no figure was measured to choose by"
     model = options.out / "model"
-    save(model)
+    if _ranks.is_first():
+        save(model)
     print(f"{options.out.name}: {chosen}; model in {model}", flush=True)
     return found
 
@@ -216,7 +222,7 @@ def train_and_evaluate(
     average = WeightAverage(loss, options.ema_decay) if options.ema_decay else None
     parts: dict[str, Any] = {"loss": TrainableState(loss), "optimizer": optimizer, "scheduler": scheduler}
     parts |= {"average": average} if average is not None else {}
-    start, log = resume(options, checkpoints, {**parts, **batches, "random": RandomState()})
+    start, log = resume(options, checkpoints, {**parts, **batches, "random": _ranks.PerRank(RandomState())})
     finite = FiniteCheck()
     training = train_steps(
         loss,
@@ -247,7 +253,7 @@ def train_and_evaluate(
             found: Mapping[str, float] = {}
             if evaluates:
                 with nullcontext() if average is None else average.applied():
-                    found, further = evaluate()
+                    found, further = _ranks.from_first(evaluate)
                 log.log(step, {**found, **further})
                 progress.update(step, {**found, **further})
             checkpoints.save(step, found)

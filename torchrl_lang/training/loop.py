@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import TargetNetUpdater
 
+from torchrl_lang import _ranks
 from torchrl_lang._checks import check_options
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck, mean_figures
@@ -108,13 +109,14 @@ def train_steps(
         optimizer.zero_grad(set_to_none=True)
         parts = []
         for _ in range(accumulate):
-            with precision():
+            with precision(), _ranks.shared_batch():
                 losses = loss_module(draw())
                 loss = total_loss(losses)
             (loss / accumulate).backward()
             scalars = {str(key): value.detach().reshape(()) for key, value in losses.items() if value.numel() == 1}
             parts.append(scalars | {"loss": loss.detach()})
-        figures = parts[0] if accumulate == 1 else mean_figures(parts)
+        _ranks.average_gradients(parameters)
+        figures = _ranks.mean_figures(parts[0] if accumulate == 1 else mean_figures(parts))
         if max_grad_norm is not None:
             figures[GRAD_NORM] = nn.utils.clip_grad_norm_(together, max_grad_norm).detach()
             if apart:
