@@ -121,7 +121,7 @@ def _average(tensors: list[Tensor]) -> None:
 
 
 def equal(module: nn.Module) -> None:
-    """Give all processes the parameters and buffers of a module in the first one, but other random numbers from now on."""
+    """Give all processes the weights of a module in the first one, but other random numbers from now on."""
     if size() > 1:
         for value in {id(value): value for value in module.state_dict().values()}.values():
             dist.broadcast(value, 0)
@@ -180,7 +180,7 @@ class PerRank:
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load this process's state."""
-        states = state_dict["of_ranks"] if "of_ranks" in state_dict else [state_dict]
+        states = state_dict.get("of_ranks", [state_dict])
         if len(states) != size() and self.reset is not None:
             self.reset(states[0])
         elif rank() < len(states):

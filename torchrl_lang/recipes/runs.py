@@ -70,7 +70,7 @@ def open_run(
 def make_optimizer(
     options: TrainingOptions, loss: LossModule, steps: int, **settings: Any
 ) -> tuple[Optimizer, LRScheduler]:
-    """The optimizer, and its schedule of warmup and decay over ``steps`` steps; all processes begin with equal weights."""
+    """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
     _ranks.equal(loss)
     if any(weight.requires_grad and weight.dtype == torch.bfloat16 for weight in loss.parameters()):
         remedy = "train adapters (--lora-rank), or give --dtype float32 --bf16"

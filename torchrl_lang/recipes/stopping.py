@@ -79,6 +79,7 @@ def stopping(
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, ask)
+
     def asked_anywhere() -> bool:
         if _ranks.any_of(bool(asked)) and not asked:  # another process was
             asked.append(signal.SIGTERM)
