@@ -20,7 +20,6 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.recipes.collect import CollectedGames, Games
 from torchrl_lang.training import Progress
 
-
 _stores: list[TCPStore] = []
 
 
