@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -90,11 +91,11 @@ def mean_figures(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replace the gradients of parameters, in place, with their means over the processes.
 
-    A parameter that has a gradient in one process gets one in all.
+    A parameter that has a gradient in one process gets one in all. Those of sharded parameters are means already.
     """
-    if size() == 1:
+    every = [p for p in parameters if not isinstance(p, DTensor)]
+    if size() == 1 or not every:
         return
-    every = list(parameters)
     has = torch.tensor([p.grad is not None for p in every], dtype=torch.uint8, device=every[0].device)
     dist.all_reduce(has, dist.ReduceOp.MAX)
     bucket: list[Tensor] = []

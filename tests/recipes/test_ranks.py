@@ -15,7 +15,7 @@ SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "4"]
 STEPS = ["--batch-size", "25", "--optimizer", "adamw", "--steps", "6", "--log-every", "1", "--eval-every", "6"]
 ONLINE = ["--iterations", "4", "--games", "16", "--turns", "7", "--batch-size", "9", "--eval-every", "4"]
 ONLINE += ["--eval-games", "4", "--kl-horizon", "16", "--log-every", "1"]
-COMPARED = ("ilql", "qsft", "kto")
+COMPARED = ("ilql", "qsft", "kto", "oreo")
 
 
 def command(folder, recipe, out, *more):
@@ -99,3 +99,14 @@ def test_each_process_plays_its_share(walks):
     ):
         assert_ended(refused := run(online(walks, "ppo", "refused", *more)), 2)
         assert [message in program.stderr for program in refused].count(True) == 1
+
+
+SHARDED = ("bc", "ilql", "oreo")
+
+
+def test_sharded_models_have_the_curve_of_whole_ones(walks):
+    commands = [command(walks, name, f"{name}-shard", *ALGORITHMS[name], "--shard") for name in SHARDED]
+    commands += [["stop", "2", *command(walks, "ilql", "to-shard", *ALGORITHMS["ilql"])]]
+    assert_ended(run(*commands), 143)
+    for name in SHARDED:
+        assert_same_curves(walks, name, f"{name}-shard")

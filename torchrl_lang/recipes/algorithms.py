@@ -154,6 +154,8 @@ _PRETRAINED: Mapping[str, Any] = {
     "eval_every": None,  # that of a task is for longer runs
 }
 _ADAPTERS_LR = 1e-3
+_UNSHARDED = ("qsft", "kto", "archer", "chai")
+# Targets run in the place of the trained model, or the number of passes depends on the rows of a process.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +188,9 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
     )
     lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", ge=1)
     lora_layers: int | None = option(None, "adapters on this number of last blocks only; none: on all", ge=1)
+    shard: bool = option(
+        False, "share the weights of the models out to the processes of torchrun, each of which else has a copy"
+    )
     eval_games: int = option(256, "games in an evaluation", group="evaluation", ge=1)
 
     def __post_init__(self) -> None:
@@ -198,6 +203,10 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
             raise ValueError(f"--lora-layers {self.lora_layers} is for adapters: give their --lora-rank, too.")
         if self.lora_rank is not None and self.start is None and self.pretrained is None:
             raise ValueError("--lora-rank trains adapters of a model that exists: give --start or --pretrained.")
+        if self.shard and self.optimizer != "adamw":
+            raise ValueError("--shard trains with --optimizer adamw: muon needs whole matrices.")
+        if self.shard and self.algorithm in _UNSHARDED:
+            raise ValueError(f"{self.algorithm} cannot --shard its models: leave it out.")
         if self.dtype == "float16" and self.lora_rank is None:
             raise ValueError("Small gradients are 0 in --dtype float16: give --lora-rank, or another dtype.")
 
@@ -958,12 +967,13 @@ def together(options: Options) -> AbstractContextManager[None]:
     Raises:
         ValueError: the options are of a command that works alone, or the batches are too small to be shared out.
     """
-    if "RANK" not in os.environ:
+    alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+    if alone and getattr(options, "shard", False):
+        raise ValueError("--shard shares weights out to the processes of torchrun: start the command with torchrun.")
+    if alone or "RANK" not in os.environ:
         return nullcontext()
     from torchrl_lang import _ranks  # it imports torch
 
-    if not _ranks.started():
-        return nullcontext()
     number = os.environ["WORLD_SIZE"]
     if not isinstance(options, RunOptions):
         raise ValueError(f"Only the training of language models runs in {number} processes: leave out torchrun.")

@@ -221,7 +221,7 @@ def train_offline(
                 return with_frozen_states(loss, rows, limit=limit)
 
         rows = prepare(rows)
-        if options.steps * options.batch_size > len(rows):
+        if options.steps * options.batch_size > len(rows) and not options.shard:
             rows = carrying(rows, _FROZEN_STATES)
         share = _ranks.rank(), _ranks.size()
         buffer = row_buffer(rows, options.batch_size, seed=options.seed, share=share)

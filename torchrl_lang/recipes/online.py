@@ -25,12 +25,22 @@ from torchrl_lang.modules.drawn_utterances import widened
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.modules.sharding import all_gathered
 from torchrl_lang.recipes.algorithms import OnlineOptions, holds_model
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.options import dashed
-from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.runs import (
+    FREE_OPTIONS,
+    TrainableState,
+    by_first,
+    finish,
+    is_due,
+    make_optimizer,
+    open_run,
+    resume,
+)
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
@@ -193,7 +203,8 @@ class OnlineRun:
         recorder: RunRecorder | None = None,
     ) -> None:
         self.options, self.start, self.kl, self.learner, self.recorder = options, start, kl, learner, recorder
-        self.optimizer, self.scheduler = make_optimizer(options, learner.loss, options.iterations, rates=learner.rates)
+        steps, reference = options.iterations, start.reference
+        self.optimizer, self.scheduler = make_optimizer(options, learner.loss, steps, reference, rates=learner.rates)
         self.policy = AutocastPolicy(start.policy) if options.bf16 else start.policy
         player = _player(options, start, self.policy)
         group = getattr(options, "group_size", None) or (1 if options.curriculum else None)
@@ -266,7 +277,8 @@ class OnlineRun:
             return rows.set(TOKEN_REWARD, rows.pop(RAW_REWARD)) if _kl_weight(self.options) else rows
 
         with torch.autocast(device, dtype=torch.bfloat16, enabled=self.options.bf16):
-            chosen = self.learner.draw(play)
+            with all_gathered():  # processes take turns of their own
+                chosen = self.learner.draw(play)
             if FROZEN_STATES not in chosen.keys() and len(chosen) and _ranks.size() == 1:  # of earlier games
                 chosen = with_frozen_states(self.start.policy, chosen)
         rows: Any = torch.cat(adjusted)  # typed as a tensor by torch
@@ -411,7 +423,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
                 log.log(iteration, figures)
             scalars: dict[str, float] = {}
             if evaluates:
-                scalars = _ranks.from_first(run.evaluate)
+                scalars = by_first(run.evaluate)
                 log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
                 progress.update(iteration, {"eval": scalars["return"]})
                 run.restart(iteration)

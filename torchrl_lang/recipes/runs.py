@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule, TargetNetUpdater
 
 from torchrl_lang import _ranks
-from torchrl_lang.modules.frozen.frozen_copy import fingerprint
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, HeldActor, fingerprint
+from torchrl_lang.modules.sharded_actor import shard_actor
+from torchrl_lang.modules.sharding import all_gathered, unshard
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import output_folder
 from torchrl_lang.recipes.options import write_config
@@ -40,7 +44,9 @@ from torchrl_lang.training import (
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters
 
-FREE_OPTIONS = ("out", "logger", "device", "task", "option")
+T = TypeVar("T")
+
+FREE_OPTIONS = ("out", "logger", "device", "task", "option", "shard")
 """Options that may change when any run is resumed; the task is among the notes."""
 
 
@@ -67,11 +73,37 @@ def open_run(
         yield checkpoints
 
 
+def by_first(evaluate: Callable[[], T]) -> T:
+    """What the first process finds with the models, for which the others wait."""
+    with all_gathered():
+        return _ranks.from_first(evaluate)
+
+
+def shard_models(loss: LossModule, *others: HeldActor) -> None:
+    """Shard the language models of a loss, of its reference and of other actors over the processes.
+
+    Value heads stay whole, and their gradients are averaged.
+    """
+    mesh = init_device_mesh(next(loss.parameters()).device.type, (_ranks.size(),))
+    held = [actor for actor in (getattr(loss, "reference", None), *others) if actor is not None]
+    for actor in held:
+        _ = actor.fingerprint if isinstance(actor, FrozenActor) else None  # of the whole weights
+    actors = [module for module in (loss, *(actor.actor for actor in held)) for module in module.modules()]
+    for actor in dict.fromkeys(actors):
+        if isinstance(actor, ProbabilisticTensorDictSequential):
+            shard_actor(actor, mesh)
+
+
 def make_optimizer(
-    options: TrainingOptions, loss: LossModule, steps: int, **settings: Any
+    options: TrainingOptions, loss: LossModule, steps: int, *others: HeldActor, **settings: Any
 ) -> tuple[Optimizer, LRScheduler]:
-    """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
+    """The optimizer, and its schedule of warmup and decay over ``steps`` steps.
+
+    Models are sharded now if the options say so: those of the loss and the ``others`` that are run beside it.
+    """
     _ranks.equal(loss)
+    if getattr(options, "shard", False):
+        shard_models(loss, *others)
     if any(weight.requires_grad and weight.dtype == torch.bfloat16 for weight in loss.parameters()):
         remedy = "train adapters (--lora-rank), or give --dtype float32 --bf16"
         warnings.warn(f"Weights that train in bfloat16 lose updates below .2 % of their size: {remedy}.", stacklevel=2)
@@ -122,6 +154,7 @@ def finish(
     if best is None:
         chosen = f"last checkpoint at {unit} {checkpoints.restore()}, as no figure was measured to choose by"
     model = options.out / "model"
+    unshard(keep=_ranks.is_first())
     if _ranks.is_first():
         save(model)
     print(f"{options.out.name}: {chosen}; model in {model}", flush=True)
@@ -253,7 +286,7 @@ def train_and_evaluate(
             found: Mapping[str, float] = {}
             if evaluates:
                 with nullcontext() if average is None else average.applied():
-                    found, further = _ranks.from_first(evaluate)
+                    found, further = by_first(evaluate)
                 log.log(step, {**found, **further})
                 progress.update(step, {**found, **further})
             checkpoints.save(step, found)

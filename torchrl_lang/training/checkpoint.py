@@ -19,6 +19,7 @@ import torchrl_lang
 from torchrl_lang import _files, _ranks
 from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import FileError, Record, RecordFolder, shorten
+from torchrl_lang.modules.sharding import load_whole, whole_state
 from torchrl_lang.training.metrics import nonfinite_parameters
 from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
@@ -138,7 +139,7 @@ class Checkpointer:
         # A new name even for an old step, because renaming onto an existing folder is not atomic.
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
-        state = {name: obj.state_dict() for name, obj in self._objects.items()}
+        state = whole_state({name: obj.state_dict() for name, obj in self._objects.items()})
         if _ranks.is_first():
             self._write(path, step, metrics or {}, state)
             self.prune()
@@ -213,7 +214,7 @@ class Checkpointer:
             raise CheckpointError(f"{path} has no state for {sorted(missing)}: it holds {list(info.objects)}.")
         for name, obj in self._objects.items():
             try:
-                obj.load_state_dict(state[name])
+                load_whole(obj, state[name])
             except Exception as error:
                 raise CheckpointError(f"The state of '{name}' in {path} does not fit: {error}") from error
         return info.step
