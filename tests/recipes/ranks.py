@@ -26,9 +26,9 @@ _stores: list[TCPStore] = []
 def start(*commands: list[object], number: int = 2) -> list[Program]:
     """Processes that run the commands one after another, up to the first one that fails.
 
-    A command that begins with ``stop`` and a number is stopped by a signal to the last process in that step. One that
-    begins with ``replay`` and a folder plays the games that are recorded there, each process its share, or records its
-    own.
+    A command that begins with ``stop`` and a number is stopped by a signal to the last process in that step, after
+    ``kill`` and a number the first process dies in that step. One that begins with ``replay`` and a folder plays the
+    games that are recorded there, each process its share, or records its own.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as that of torchrun's agent
     _stores.append(store)
@@ -66,14 +66,15 @@ def _run(commands: list[list[str]]) -> int:
 def _status(command: list[str]) -> int:
     if command[0] == "replay":
         return _replayed(Path(command[1]), command[2:])
-    if command[0] != "stop":
+    if command[0] not in ("stop", "kill"):
         return main(command)
     update, stop = Progress.update, int(command[1])
+    place, number = (-1, signal.SIGTERM) if command[0] == "stop" else (0, signal.SIGKILL)
 
     def stopped(progress: Progress, done: int, figures: Any = None) -> None:
         update(progress, done, figures)
-        if done == stop and _ranks.rank() == _ranks.size() - 1:
-            signal.raise_signal(signal.SIGTERM)
+        if done == stop and _ranks.rank() == place % _ranks.size():
+            signal.raise_signal(number)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, "update", stopped)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "4"]
 STEPS = ["--batch-size", "25", "--optimizer", "adamw", "--steps", "6", "--log-every", "1", "--eval-every", "6"]
 ONLINE = ["--iterations", "4", "--games", "16", "--turns", "7", "--batch-size", "9", "--eval-every", "4"]
 ONLINE += ["--eval-games", "4", "--kl-horizon", "16", "--log-every", "1"]
+SHARDED = ("bc", "ilql", "oreo")
 COMPARED = ("ilql", "qsft", "kto", "oreo")
 
 
@@ -31,6 +35,8 @@ def walks(tmp_path_factory):
     generate(folder)
     for name in ("bc", *COMPARED):
         assert main(command(folder, name, name, *ALGORITHMS[name])) == 0
+    (folder / "games").mkdir()
+    assert_ended(run(["replay", folder / "games", *online(folder, "ppo", "ppo", "--value-warmup", "1")], number=1))
     return folder
 
 
@@ -67,6 +73,20 @@ def test_a_stopped_run_continues_in_another_number_of_processes(walks):
     assert_same_curves(walks, "ilql", "resumed")
 
 
+def test_a_process_that_dies_ends_the_others_and_the_run_resumes(walks):
+    resumed = command(walks, "ilql", "killed", *ALGORITHMS["ilql"], "--eval-every", "2")
+    began = time.monotonic()
+    died, other = run(["kill", "3", *resumed])
+    assert (died.returncode, other.returncode) == (-signal.SIGKILL, 2)
+    assert time.monotonic() - began < 60
+    assert [line for line in other.stderr.splitlines() if "torchrl_lang" in line] == [
+        "torchrl_lang: another process of this run has ended, and so this one does; the same command continues from "
+        "the last checkpoint."
+    ]
+    assert_ended(run(resumed))
+    assert_same_curves(walks, "ilql", "killed")
+
+
 def test_what_cannot_be_shared_is_refused_in_one_line(walks):
     few = command(walks, "bc", "few", "--batch-size", "1")
     programs = run(few)
@@ -77,9 +97,8 @@ def test_what_cannot_be_shared_is_refused_in_one_line(walks):
     assert "leave out torchrun" in programs[0].stderr
 
 
-def test_two_processes_learn_from_games_what_one_does(walks, tmp_path):
-    for out, number in (("ppo", 1), ("ppo-2", 2)):
-        assert_ended(run(["replay", tmp_path, *online(walks, "ppo", out, "--value-warmup", "1")], number=number))
+def test_two_processes_learn_from_games_what_one_does(walks):
+    assert_ended(run(["replay", walks / "games", *online(walks, "ppo", "ppo-2", "--value-warmup", "1")]))
     assert_same_curves(walks, "ppo", "ppo-2")
     figures = "return", "kl", "kl_coef", "games", "explained_variance", "loss_critic"
     one, two = (torch.tensor(rows_of(walks / run, *figures)) for run in ("ppo", "ppo-2"))
@@ -101,12 +120,20 @@ def test_each_process_plays_its_share(walks):
         assert [message in program.stderr for program in refused].count(True) == 1
 
 
-SHARDED = ("bc", "ilql", "oreo")
-
-
-def test_sharded_models_have_the_curve_of_whole_ones(walks):
+def test_sharded_models_have_the_curve_of_whole_ones(walks, tmp_path):
     commands = [command(walks, name, f"{name}-shard", *ALGORITHMS[name], "--shard") for name in SHARDED]
-    commands += [["stop", "2", *command(walks, "ilql", "to-shard", *ALGORITHMS["ilql"])]]
-    assert_ended(run(*commands), 143)
-    for name in SHARDED:
+    replayed = online(walks, "ppo", "ppo-shard", "--value-warmup", "1", "--shard")
+    assert_ended(run(*commands, ["replay", walks / "games", *replayed]))
+    for name in (*SHARDED, "ppo"):
         assert_same_curves(walks, name, f"{name}-shard")
+
+
+def test_a_sharded_run_continues_whole_and_the_other_way_round(walks):
+    resumed = command(walks, "ilql", "parts", *ALGORITHMS["ilql"])
+    assert_ended(run(["stop", "2", *resumed, "--shard"]), 143)
+    assert_ended(run(["stop", "4", *resumed], number=1), 143)
+    assert_ended(run([*resumed, "--shard"]))
+    assert_same_curves(walks, "ilql", "parts")
+    played = online(walks, "grpo", "grpo-parts", "--group-size", "4", "--eval-every", "2", "--shard")
+    assert_ended(run(["stop", "3", *played]), 143)
+    assert_ended(run(played))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import MethodType
@@ -104,6 +105,8 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> No
 
     Before an optimizer is made of its parameters.
     """
+    # Nothing writes into the states that a model returns.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
