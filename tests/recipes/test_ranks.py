@@ -18,7 +18,7 @@ SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "4"]
 STEPS = ["--batch-size", "25", "--optimizer", "adamw", "--steps", "6", "--log-every", "1", "--eval-every", "6"]
 ONLINE = ["--iterations", "4", "--games", "16", "--turns", "7", "--batch-size", "9", "--eval-every", "4"]
 ONLINE += ["--eval-games", "4", "--kl-horizon", "16", "--log-every", "1"]
-SHARDED = ("bc", "ilql", "oreo")
+SHARDED = ("bc", "ilql", "qsft", "oreo")
 COMPARED = ("ilql", "qsft", "kto", "oreo")
 
 

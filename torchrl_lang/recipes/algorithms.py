@@ -154,8 +154,8 @@ _PRETRAINED: Mapping[str, Any] = {
     "eval_every": None,  # that of a task is for longer runs
 }
 _ADAPTERS_LR = 1e-3
-_UNSHARDED = ("qsft", "kto", "archer", "chai")
-# Targets run in the place of the trained model, or the number of passes depends on the rows of a process.
+_UNSHARDED = ("kto", "archer", "chai")
+"""Algorithms whose number of passes depends on the rows of a process, or that have further models."""
 
 
 @dataclass(frozen=True, kw_only=True)

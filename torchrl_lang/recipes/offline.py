@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.objectives import LossModule, TargetNetUpdater
+from torchrl.objectives import LossModule
 
 from torchrl_lang import _ranks
 from torchrl_lang._files import file_digest
@@ -177,7 +177,7 @@ def train_offline(
     save: Callable[[Path], Any],
     check: Callable[[TensorDictBase], Mapping[str, float]],
     *,
-    target_updater: TargetNetUpdater | None = None,
+    tau: float | None = None,
     prepare: Callable[[TensorDictBase], TensorDictBase] = lambda rows: rows,
     rates: Sequence[tuple[nn.Module, float]] = (),
 ) -> float:
@@ -194,7 +194,7 @@ def train_offline(
         policy: to evaluate; shares its weights with the loss.
         save: writes the trained model to a folder.
         check: maps the held-out rows to numbers, logged with each evaluation.
-        target_updater: updates the loss's target parameters.
+        tau: rate at which the loss's target parameters follow the trained ones, if it has some.
         prepare: adds what the loss needs to the rows to train on, the same each time it is called.
         rates: modules of the loss with their own learning rates.
 
@@ -237,7 +237,7 @@ def train_offline(
             buffer.sample if FROZEN_STATES in rows.keys() else lambda: carrying(buffer.sample().to(device)),
             evaluate,
             save,
-            target_updater=target_updater,
+            tau=tau,
             shown="held_out_loss" if data.task is None else "return",
             describe=data.describe,
             rates=rates,

@@ -423,7 +423,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
                 log.log(iteration, figures)
             scalars: dict[str, float] = {}
             if evaluates:
-                scalars = by_first(run.evaluate)
+                scalars = by_first(run.evaluate, run.learner.loss)
                 log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
                 progress.update(iteration, {"eval": scalars["return"]})
                 run.restart(iteration)

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchrl.objectives import LossModule, TargetNetUpdater
+from torchrl.objectives import LossModule, SoftUpdate
 
 from torchrl_lang import _ranks
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, HeldActor, fingerprint
 from torchrl_lang.modules.sharded_actor import shard_actor
-from torchrl_lang.modules.sharding import all_gathered, unshard
+from torchrl_lang.modules.sharding import all_gathered, any_sharded, local_part, unshard, whole_tensor
+from torchrl_lang.objectives import QSFTLoss
+from torchrl_lang.objectives.networks import frozen_target
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import output_folder
 from torchrl_lang.recipes.options import write_config
@@ -73,10 +75,19 @@ def open_run(
         yield checkpoints
 
 
-def by_first(evaluate: Callable[[], T]) -> T:
-    """What the first process finds with the models, for which the others wait."""
+_TARGET = "target_actor_network_params"
+"""The target model of Q-SFT, of which each process has its part if models are sharded."""
+
+
+def by_first(evaluate: Callable[[], T], loss: LossModule) -> T:
+    """What the first process finds with the models and with the loss, for which the others wait."""
+    target = loss._modules.get(_TARGET) if any_sharded() else None
+    if target is not None:
+        loss._modules[_TARGET] = TensorDictParams(target.data.apply(whole_tensor), no_convert=True)
     with all_gathered():
-        return _ranks.from_first(evaluate)
+        found = _ranks.from_first(evaluate)
+    loss._modules.update({} if target is None else {_TARGET: target})
+    return found
 
 
 def shard_models(loss: LossModule, *others: HeldActor) -> None:
@@ -92,6 +103,29 @@ def shard_models(loss: LossModule, *others: HeldActor) -> None:
     for actor in dict.fromkeys(actors):
         if isinstance(actor, ProbabilisticTensorDictSequential):
             shard_actor(actor, mesh)
+    if isinstance(loss, QSFTLoss):  # by names, as the target has all that tied weights have
+        loss._modules[_TARGET] = frozen_target(loss.actor_network_params)
+
+
+class _ShardedTarget:
+    """Moves the target model of Q-SFT, whose weights are sharded: TorchRL's updaters take no such weights."""
+
+    def __init__(self, loss: QSFTLoss, tau: float) -> None:
+        self.loss, self.tau = loss, tau
+        loss._has_update_associated = dict.fromkeys(loss._has_update_associated, True)  # or TorchRL warns
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step as :class:`~torchrl.objectives.SoftUpdate` does."""
+        target: Any = self.loss._modules[_TARGET]
+        for key, source in self.loss.actor_network_params.items(True, True):
+            local_part(target.get(key)).lerp_(local_part(source.data), self.tau)
+
+
+def _updater(loss: LossModule, tau: float | None) -> Any:
+    if tau is None:
+        return None
+    return _ShardedTarget(loss, tau) if isinstance(loss, QSFTLoss) and any_sharded() else SoftUpdate(loss, tau=tau)
 
 
 def make_optimizer(
@@ -223,7 +257,7 @@ def train_and_evaluate(
     evaluate: Callable[[], tuple[Mapping[str, float], Mapping[str, float]]],
     save: Callable[[Path], Any],
     *,
-    target_updater: TargetNetUpdater | None = None,
+    tau: float | None = None,
     rates: Sequence[tuple[nn.Module, float]] = (),
     shown: str | None = None,
     describe: Callable[[float], str] = "mean return {:.2f}".format,
@@ -241,7 +275,7 @@ def train_and_evaluate(
         evaluate: figures of the model that are saved with its checkpoint, the one that chooses it among them, and
             further ones that are logged.
         save: writes the trained model to a folder.
-        target_updater: updates the loss's target parameters.
+        tau: rate at which the loss's target parameters follow the trained ones, if it has some.
         rates: modules of the loss with their own learning rates, the heads that ``clip_heads`` is about.
         shown: the figure to show during training; default the one that chooses the checkpoint.
         describe: the figure that chooses the checkpoint, in words.
@@ -264,7 +298,7 @@ def train_and_evaluate(
         steps=steps,
         start=start,
         scheduler=scheduler,
-        target_updater=target_updater,
+        target_updater=_updater(loss, tau),
         max_grad_norm=options.max_grad_norm,
         clip_apart=[module for module, _ in rates] if getattr(options, "clip_heads", False) else (),
         autocast=torch.bfloat16 if options.bf16 else None,
@@ -286,7 +320,7 @@ def train_and_evaluate(
             found: Mapping[str, float] = {}
             if evaluates:
                 with nullcontext() if average is None else average.applied():
-                    found, further = by_first(evaluate)
+                    found, further = by_first(evaluate, loss)
                 log.log(step, {**found, **further})
                 progress.update(step, {**found, **further})
             checkpoints.save(step, found)
