@@ -112,7 +112,7 @@ class _ShardedTarget:
 
     def __init__(self, loss: QSFTLoss, tau: float) -> None:
         self.loss, self.tau = loss, tau
-        loss._has_update_associated = dict.fromkeys(loss._has_update_associated, True)  # or TorchRL warns
+        loss._has_update_associated.update(dict.fromkeys(loss._has_update_associated, True))  # or TorchRL warns
 
     @torch.no_grad()
     def step(self) -> None:
@@ -286,6 +286,7 @@ def train_and_evaluate(
     """
     device, steps = options.torch_device(), options.steps
     optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=options.weight_decay, rates=rates)
+    updater = _updater(loss, tau)  # before a checkpoint is loaded: it begins with equal weights
     average = WeightAverage(loss, options.ema_decay) if options.ema_decay else None
     parts: dict[str, Any] = {"loss": TrainableState(loss), "optimizer": optimizer, "scheduler": scheduler}
     parts |= {"average": average} if average is not None else {}
@@ -298,7 +299,7 @@ def train_and_evaluate(
         steps=steps,
         start=start,
         scheduler=scheduler,
-        target_updater=_updater(loss, tau),
+        target_updater=updater,
         max_grad_norm=options.max_grad_norm,
         clip_apart=[module for module, _ in rates] if getattr(options, "clip_heads", False) else (),
         autocast=torch.bfloat16 if options.bf16 else None,
