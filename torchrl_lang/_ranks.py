@@ -222,7 +222,7 @@ def joined(device: torch.device) -> Iterator[None]:
         yield
         return
     if device.type == "cuda":
-        _choose_gpu(device)
+        _check_gpu(device)
     from torch.distributed.rendezvous import rendezvous
 
     _store, *place = next(rendezvous("env://", timeout=_WAIT))
@@ -243,13 +243,19 @@ def joined(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _choose_gpu(device: torch.device) -> None:
+def choose_gpu() -> None:
+    """Let ``cuda`` be the GPU of this process, if the machine has one for it."""
+    own = int(os.environ.get("LOCAL_RANK", 0))
+    if own < torch.cuda.device_count():
+        torch.cuda.set_device(own)
+
+
+def _check_gpu(device: torch.device) -> None:
     own, found = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if device.index is not None:
         raise ValueError(f"--device {device} is one GPU, and each process takes its own: give --device cuda.")
     if own >= found:
         raise ValueError(f"Process {own} of this machine has no GPU, there are {found}: start {found} processes on it.")
-    torch.cuda.set_device(own)
 
 
 @contextmanager

@@ -979,6 +979,7 @@ def together(options: Options) -> AbstractContextManager[None]:
         raise ValueError(f"Only the training of language models runs in {number} processes: leave out torchrun.")
     if options.batch_size < int(number):
         raise ValueError(f"--batch-size {options.batch_size} is fewer than one for each of {number} processes.")
+    _ranks.choose_gpu()
     return _ranks.joined(options.torch_device())
 
 
