@@ -13,17 +13,22 @@ from tests.recipes.ranks import rows_of, run
 from tests.recipes.walks import ALGORITHMS, generate
 from torchrl_lang.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "4"]
 # Batches that two processes cannot share equally, the last of an epoch among them.
 STEPS = ["--batch-size", "25", "--optimizer", "adamw", "--steps", "6", "--log-every", "1", "--eval-every", "6"]
 ONLINE = ["--iterations", "4", "--games", "16", "--turns", "7", "--batch-size", "9", "--eval-every", "4"]
 ONLINE += ["--eval-games", "4", "--kl-horizon", "16", "--log-every", "1"]
-SHARDED = ("bc", "ilql", "qsft", "oreo")
-COMPARED = ("ilql", "qsft", "kto", "oreo")
+RUNS = {name: (name, ALGORITHMS[name]) for name in ("bc", "ilql", "qsft", "kto", "oreo")}
+RUNS["adapters"] = ("bc", ["--start", "bc", "--lora-rank", "2"])
+COMPARED = ("ilql", "qsft", "kto", "adapters")
+SHARDED = ("bc", "ilql", "qsft", "oreo", "adapters")
 
 
-def command(folder, recipe, out, *more):
-    options = [str(folder / "bc") if word == "bc" else str(word) for word in more]
+def command(folder, name, out, *more):
+    recipe, own = RUNS[name]
+    options = [str(folder / "bc") if word == "bc" else str(word) for word in (*own, *more)]
     place = ["train", recipe, "--data", folder / "data", "--out", folder / out]
     return [str(word) for word in (*place, *SMALL, *STEPS, *options)]
 
@@ -33,8 +38,8 @@ def walks(tmp_path_factory):
     """A folder with a dataset and runs of one process."""
     folder = tmp_path_factory.mktemp("walks")
     generate(folder)
-    for name in ("bc", *COMPARED):
-        assert main(command(folder, name, name, *ALGORITHMS[name])) == 0
+    for name in RUNS:
+        assert main(command(folder, name, name)) == 0
     (folder / "games").mkdir()
     assert_ended(run(["replay", folder / "games", *online(folder, "ppo", "ppo", "--value-warmup", "1")], number=1))
     return folder
@@ -57,7 +62,7 @@ def assert_ended(programs, status=0):
 
 
 def test_two_processes_have_the_curve_of_one_and_one_of_them_prints(walks):
-    programs = run(*(command(walks, name, f"{name}-2", *ALGORITHMS[name]) for name in COMPARED))
+    programs = run(*(command(walks, name, f"{name}-2") for name in COMPARED))
     assert_ended(programs)
     for name in COMPARED:
         assert_same_curves(walks, name, f"{name}-2")
@@ -66,7 +71,7 @@ def test_two_processes_have_the_curve_of_one_and_one_of_them_prints(walks):
 
 
 def test_a_stopped_run_continues_in_another_number_of_processes(walks):
-    resumed = command(walks, "ilql", "resumed", *ALGORITHMS["ilql"])
+    resumed = command(walks, "ilql", "resumed")
     for number, stop in ((2, ["stop", "2"]), (1, ["stop", "4"]), (2, [])):
         programs = run([*stop, *resumed], number=number)
         assert_ended(programs, 143 if stop else 0)
@@ -74,7 +79,7 @@ def test_a_stopped_run_continues_in_another_number_of_processes(walks):
 
 
 def test_a_process_that_dies_ends_the_others_and_the_run_resumes(walks):
-    resumed = command(walks, "ilql", "killed", *ALGORITHMS["ilql"], "--eval-every", "2")
+    resumed = command(walks, "ilql", "killed", "--eval-every", "2")
     began = time.monotonic()
     died, other = run(["kill", "3", *resumed])
     assert (died.returncode, other.returncode) == (-signal.SIGKILL, 2)
@@ -121,7 +126,7 @@ def test_each_process_plays_its_share(walks):
 
 
 def test_sharded_models_have_the_curve_of_whole_ones(walks, tmp_path):
-    commands = [command(walks, name, f"{name}-shard", *ALGORITHMS[name], "--shard") for name in SHARDED]
+    commands = [command(walks, name, f"{name}-shard", "--shard") for name in SHARDED]
     replayed = online(walks, "ppo", "ppo-shard", "--value-warmup", "1", "--shard")
     assert_ended(run(*commands, ["replay", walks / "games", *replayed]))
     for name in (*SHARDED, "ppo"):
@@ -129,7 +134,7 @@ def test_sharded_models_have_the_curve_of_whole_ones(walks, tmp_path):
 
 
 def test_a_sharded_run_continues_whole_and_the_other_way_round(walks):
-    resumed = command(walks, "ilql", "parts", *ALGORITHMS["ilql"])
+    resumed = command(walks, "ilql", "parts")
     assert_ended(run(["stop", "2", *resumed, "--shard"]), 143)
     assert_ended(run(["stop", "4", *resumed], number=1), 143)
     assert_ended(run([*resumed, "--shard"]))

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 T = TypeVar("T")
 
 _CALL = "_torchrl_lang_call"
+_STATE = "__composable_api_state_key"  # the names of what fully_shard adds to a module begin so
 _gathered: WeakSet[nn.Module] = WeakSet()
 
 _ADVICE = (
@@ -141,8 +142,10 @@ def unshard(*, keep: bool) -> None:
                         plain[id(weight)] = nn.Parameter(whole if keep else whole.new_empty(0), weight.requires_grad)
                     module._parameters[name] = plain[id(weight)]
         for module in model.modules():
-            for table in (module._state_dict_pre_hooks, module._load_state_dict_pre_hooks):
-                _remove_hooks(table)
+            for name in ("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"):
+                _remove_hooks(getattr(module, name))
+            for name in [name for name in vars(module) if name == _CALL or name.startswith(_STATE)]:
+                del vars(module)[name]
             if isinstance(module, FSDPModule):
                 _remove_hooks(module._forward_pre_hooks)
                 _remove_hooks(module._forward_hooks)
