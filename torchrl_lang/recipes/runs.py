@@ -23,7 +23,6 @@ from torchrl_lang import _ranks
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, HeldActor, fingerprint
 from torchrl_lang.modules.sharded_actor import shard_actor
 from torchrl_lang.modules.sharding import all_gathered, any_sharded, local_part, unshard, whole_tensor
-from torchrl_lang.objectives import QSFTLoss
 from torchrl_lang.objectives.networks import frozen_target
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import output_folder
@@ -103,14 +102,14 @@ def shard_models(loss: LossModule, *others: HeldActor) -> None:
     for actor in dict.fromkeys(actors):
         if isinstance(actor, ProbabilisticTensorDictSequential):
             shard_actor(actor, mesh)
-    if isinstance(loss, QSFTLoss):  # by names, as the target has all that tied weights have
+    if _TARGET in loss._modules:
         loss._modules[_TARGET] = frozen_target(loss.actor_network_params)
 
 
 class _ShardedTarget:
     """Moves the target model of Q-SFT, whose weights are sharded: TorchRL's updaters take no such weights."""
 
-    def __init__(self, loss: QSFTLoss, tau: float) -> None:
+    def __init__(self, loss: LossModule, tau: float) -> None:
         self.loss, self.tau = loss, tau
         loss._has_update_associated.update(dict.fromkeys(loss._has_update_associated, True))  # or TorchRL warns
 
@@ -125,7 +124,7 @@ class _ShardedTarget:
 def _updater(loss: LossModule, tau: float | None) -> Any:
     if tau is None:
         return None
-    return _ShardedTarget(loss, tau) if isinstance(loss, QSFTLoss) and any_sharded() else SoftUpdate(loss, tau=tau)
+    return _ShardedTarget(loss, tau) if _TARGET in loss._modules and any_sharded() else SoftUpdate(loss, tau=tau)
 
 
 def make_optimizer(
@@ -133,7 +132,7 @@ def make_optimizer(
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer, and its schedule of warmup and decay over ``steps`` steps.
 
-    Models are sharded now if the options say so: those of the loss and the ``others`` that are run beside it.
+    With ``--shard`` models are sharded now: those of the loss and the ``others`` that are run beside it.
     """
     _ranks.equal(loss)
     if getattr(options, "shard", False):
