@@ -227,7 +227,7 @@ class Games:
             return  # the next collector starts with them
         self._updates += 1
         if self.kind == "single":
-            self._collector.update_policy_weights_()  # they are the policy's own; the version goes up
+            self._collector.increment_version()  # it plays with the policy itself
         else:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
 
