@@ -347,6 +347,14 @@ def test_estimators_that_need_more_than_values_are_refused():
         loss.value_estimator(make_rows(), params=make_ppo().critic_network_params)
 
 
+def test_a_loss_without_a_critic_has_no_parameters_of_one():
+    """None, as of TorchRL's ``ClipPPOLoss(actor, None)``."""
+    loss = PPOLoss(make_ppo().actor_network)
+    assert loss.critic_network_params is loss.value_network_params is None
+    with pytest.raises(ValueError, match="PPOLoss has no value_network: give it one"):
+        loss.value_estimator(make_rows(), params=make_ppo().critic_network_params)
+
+
 # -- TorchRL's loss on the flattened tokens ----------------------------------------------------------------------------
 
 
