@@ -422,6 +422,10 @@ def test_options_by_torchrls_names(rows):
     assert make_ppo(separate_losses=True).detach_value
     assert make_ppo(clip_value=True, clip_epsilon=0.05).value_clip == 0.05
     assert make_ppo(clip_value=False).value_clip is None
+    with pytest.raises(TypeError, match=r"PPOLoss has no argument 'max_importance_ratio'\. If .*torchrl_llm\.md has"):
+        make_ppo(max_importance_ratio=2.0)
+    by_old_names = PPOLoss(actor=of_torchrl.actor_network, critic=of_torchrl.value_network)
+    assert by_old_names.critic_network is of_torchrl.value_network
     loss = make_ppo(clip_epsilon=0.05)
     loss.clip_value, loss.critic_coeff = True, None
     assert (loss.value_clip, loss.value_weight) == (0.05, 0)

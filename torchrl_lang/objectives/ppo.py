@@ -198,6 +198,8 @@ class PPOLoss(RowLoss):
     out_keys += ["kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl"]
 
     @torchrl_names(
+        actor="actor_network",
+        critic="value_network",
         critic_network="value_network",
         critic_coeff="value_weight",
         entropy_coeff="entropy_weight",
