@@ -163,7 +163,7 @@ def needs_extra(what: str, extra: str, other: str = "") -> Iterator[None]:
 def torchrl_names(**names: str) -> Callable[[Callable[..., None]], Any]:
     """Let a method take arguments by the names that TorchRL's class of the same name has for them.
 
-    The TypeError for an argument that it has not says where those stand that TorchRL's class alone has.
+    The TypeError for an argument that it has not names the page on those that only TorchRL's class has.
 
     Args:
         **names: the argument that each name of TorchRL's stands for.

@@ -145,7 +145,7 @@ def check_torchrl_llm(space):
     assert_close(space["sft"](space["last"]).loss_sft, by_hand)
     assert space["whole"]["group"].bincount().tolist() == space["group"].bincount().tolist()
     assert_close(
-        space["judged"]["reward"].flatten(), space["judge"](rows["tokens"], rows["attention_mask"]).logits[:, 0]
+        space["scored"]["reward"].flatten(), space["reward_model"](rows["tokens"], rows["attention_mask"]).logits[:, 0]
     )
     ratio = rows["token_log_prob"] - log_prob
     k3 = (ratio.exp() - 1 - ratio) * agent
