@@ -88,6 +88,7 @@ def test_the_arguments_of_torchrl_s_controllers():
             r"ConstantKLController has no argument 'model'\. If it is one of TorchRL's C",
         ),
         (lambda: AdaptiveKLController(0.1, target=2.0).update(kl_values=[0.1, 0.2]), r"give update\(-mean / coef, n="),
+        (lambda: ConstantKLController(0.1).update(kl_values=[0.1, 0.2]), r"give update\(-mean / coef, n="),
         (lambda: ConstantKLController(kl_coef=0.1, coef=0.1), "kl_coef is TorchRL's name of coef: give Constant"),
         (lambda: AdaptiveKLController(target=1.0), "missing .* 'coef'"),
         (lambda: AdaptiveKLController(0.1, **options), "multiple values for argument 'coef'"),

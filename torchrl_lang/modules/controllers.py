@@ -182,6 +182,7 @@ class ConstantKLController(KLController):
 
     __init__ = torchrl_names(kl_coef="coef")(KLController.__init__)
 
+    @torchrl_names(kl_values="kl")
     def update(self, kl: Tensor | float = 0.0, n: int = 1) -> None:
         """Check the arguments, which may be left out; nothing changes."""
         super().update(kl, n)
