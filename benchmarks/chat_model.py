@@ -7,6 +7,8 @@ trainers run their own ``train()``; after each of their steps ours takes its own
   with LoRA on all layers. The loss counts the agent's tokens, in the plain step and in TRL's by labels of -100.
 * Acting: ``UtteranceActor`` beside ``generate``, 16 new tokens at temperature 1, of 16 games in their first turn and of
   64 in their fourth. ``generate`` reads the whole prompt; the actor has read it up to the turn before.
+* The same turn of 16 games by a ``TransformersWrapper`` of TorchRL alone, and as the policy of an environment
+  (``WrapperActor``), which also has the log-probabilities of all tokens. Both draw the same tokens.
 * An iteration of PPO beside one of TRL's ``GRPOTrainer`` with the game as its environment: 16 games, one epoch in one
   batch, a KL penalty to the model as it was; with all weights, and with LoRA on the last blocks. Every text is a call
   of the environment's tool and no description of it is in the prompt, so that the games have nearly the same tokens.
@@ -30,17 +32,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor, nn
+from torchrl.modules.llm import TransformersWrapper
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, TrainerCallback
 
-from benchmarks.common import median, one_core, ratio, row, seconds, smoking
+from benchmarks.common import interleaved, median, one_core, ratio, row, seconds, smoking
 from benchmarks.stopwatch import Stopwatch
 from torchrl_lang.envs import TextGameEnv, TextPlayer
 from torchrl_lang.envs.games import GuessNumber, GuessPlayer
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.functional.decisions import shift_right
-from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, load_causal_lm
+from torchrl_lang.modules import UtteranceActor, WrapperActor, causal_lm, language_actor, load_causal_lm
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import PPO
@@ -113,7 +116,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         warnings.simplefilter("ignore")
         table = Table(Path(given) if given else tiny_model(Path(place)))
         repeats = 3 if quick else 8
-        found = [*acting_rows(table, repeats)]
+        found = [*acting_rows(table, repeats), wrapper_row(table, repeats)]
         if find_spec("trl") is None:
             print("  TRL is not installed here: its rows are left out")
             return found
@@ -184,6 +187,37 @@ class Acting:
         new = out[0][:, self.prompt["input_ids"].shape[1] :]
         before_end = (new == end).cumsum(-1) - (new == end).int() == 0
         return int(before_end.sum()), took
+
+
+def wrapper_row(table: Table, repeats: int) -> dict[str, Any]:
+    """What playing an environment costs a wrapper, in times of a call of the wrapper alone."""
+    control, prompts = table.chat.control, table.prompts(table.rows(GAMES), 1)
+    options: Any = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "pad_token_id": control.pad}
+    wrapper = TransformersWrapper(
+        table.lm().eval(),
+        tokenizer=AutoTokenizer.from_pretrained(table.folder, trust_remote_code=False),
+        input_mode="tokens",
+        pad_output=True,
+        return_log_probs=True,
+        generate_kwargs={**options, "eos_token_id": control.end_of_action},
+    )
+    actor = WrapperActor(wrapper, control, table.action_length)
+    read = [row[TOKENS][row[ATTENTION_MASK]] for row in prompts.unbind(0)]
+    masks = ("masks", "all_attention_mask")
+    alone = lazy_stack([TensorDict().set(wrapper.input_key, x).set(masks, torch.ones_like(x).bool()) for x in read])
+
+    def seeded(policy: Callable[[Any], Any], given: Any) -> Callable[[], Any]:
+        def job() -> None:
+            torch.manual_seed(0)
+            with torch.no_grad():
+                policy(given.clone())
+
+        return job
+
+    times = interleaved({"actor": seeded(actor, prompts), "wrapper": seeded(wrapper, alone)}, repeats)
+    return row(
+        f"acting, {GAMES} games: WrapperActor / its wrapper", ratio(times, "actor", "wrapper"), "x", 1.05, at_most=True
+    )
 
 
 def _turn_number(rows: TensorDictBase) -> Tensor:

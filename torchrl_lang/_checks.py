@@ -161,20 +161,31 @@ def needs_extra(what: str, extra: str, other: str = "") -> Iterator[None]:
 
 
 def torchrl_names(**names: str) -> Callable[[Callable[..., None]], Any]:
-    """Let a constructor take arguments by the names that TorchRL's class of the same name has for them.
+    """Let a method take arguments by the names that TorchRL's class of the same name has for them.
+
+    The TypeError for an argument that it has not names the page on those that only TorchRL's class has.
 
     Args:
         **names: the argument that each name of TorchRL's stands for.
     """
 
-    def decorate(init: Callable[..., None]) -> Any:
-        @functools.wraps(init)
+    def decorate(method: Callable[..., None]) -> Any:
+        @functools.wraps(method)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+            name = type(self).__name__
             for theirs in names.keys() & kwargs.keys():
                 if (ours := names[theirs]) in kwargs:
-                    raise TypeError(f"{theirs} is TorchRL's name of {ours}: give {type(self).__name__} one of them.")
+                    raise TypeError(f"{theirs} is TorchRL's name of {ours}: give {name} one of them.")
                 kwargs[ours] = kwargs.pop(theirs)
-            init(self, *args, **kwargs)
+            try:
+                method(self, *args, **kwargs)
+            except TypeError as error:
+                unknown = [key for key in kwargs if f"unexpected keyword argument {key!r}" in str(error)]
+                if not unknown:
+                    raise
+                where = "the table of arguments in docs/coming_from/torchrl_llm.md has what to write for it"
+                message = f"{name} has no argument {unknown[0]!r}. If it is one of TorchRL's {name}, {where}."
+                raise TypeError(message) from error
 
         return wrapper
 
@@ -190,6 +201,19 @@ def other_name(name: str) -> Any:
 def is_wrapper(module: object) -> bool:
     """Whether it is one of TorchRL's language-model wrappers, recognized by name: importing them is optional."""
     return any(base.__name__ == "LLMWrapperBase" for base in type(module).__mro__)
+
+
+def _refuse_tokenizer(actor: object) -> Any:
+    """Refused with a TypeError: TorchRL's losses that ask for one, SFTLoss and DistillationLoss, read chats."""
+    name, advice = (
+        type(actor).__name__,
+        "give it a wrapper and the steps of chat_from_rows(rows), or use BCLoss on rows",
+    )
+    raise TypeError(f"A loss that asks for a tokenizer reads chats, and {name} reads rows: {advice}.")
+
+
+no_tokenizer: Any = property(_refuse_tokenizer)
+"""The ``tokenizer`` of actors that read rows."""
 
 
 def is_history(value: object) -> bool:

@@ -134,7 +134,7 @@ def check_torchrl_llm(space):
     table = TEXTS["coming_from/torchrl_llm.md"].partition("| task |")[2].partition("\n\n")[0]
     cells = [cell for row in table.splitlines() for cell in row.split(" | ")[1:]]
     lines = [line for cell in cells for line in re.findall("`([^`]+)`", cell)]
-    assert len(lines) > 45
+    assert len(lines) > 55
     for line in lines:
         exec(line, space)
     rows, own = space["rows"], space["own"]
@@ -143,6 +143,10 @@ def check_torchrl_llm(space):
     log_prob, agent = space["row_log_prob"](space["actor"], rows), rows["agent_mask"]
     by_hand = -(log_prob.sum(-1) / agent.sum(-1)).mean()
     assert_close(space["sft"](space["last"]).loss_sft, by_hand)
+    assert space["whole"]["group"].bincount().tolist() == space["group"].bincount().tolist()
+    assert_close(
+        space["scored"]["reward"].flatten(), space["reward_model"](rows["tokens"], rows["attention_mask"]).logits[:, 0]
+    )
     ratio = rows["token_log_prob"] - log_prob
     k3 = (ratio.exp() - 1 - ratio) * agent
     assert_close(space["distill"](space["taught"]).loss_distill, (k3.sum(-1) / agent.sum(-1)).mean())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
@@ -258,11 +260,12 @@ def test_errors_of_wrappers_name_what_to_use():
     for use in (*losses, language_actor, lambda w: env.rollout(1, w), collect):
         with pytest.raises(TypeError, match=r"language_actor\(wrapper.model\), act with modules.WrapperActor\(wrapper"):
             use(wrapper_of(lm))
-    for loss in (SFTLoss, DistillationLoss):
-        with pytest.raises(
-            TypeError, match=r"reads chats, and RowTokenActor reads rows: .*chat_from_rows\(rows\), or use BC"
-        ):
-            loss(RowTokenActor(language_actor(lm)))
+    actor = language_actor(lm)
+    readers = (actor, UtteranceActor(actor, CONTROL, K), RowTokenActor(actor), WrapperActor(wrapper_of(lm), CONTROL, K))
+    for loss, reader in itertools.product((SFTLoss, DistillationLoss), readers):
+        of_rows = rf"reads chats, and {type(reader).__name__} reads rows: .*chat_from_rows\(rows\), or use BC"
+        with pytest.raises(TypeError, match=of_rows):
+            loss(reader)
     with pytest.raises(TypeError, match="takes a wrapper of TorchRL's LLM stack, got GPT2LMHeadModel"):
         WrapperActor(lm, CONTROL, K)
     with pytest.raises(TypeError, match=r"control is a CharTokenizer: pass tokenizer\.control"):

@@ -123,6 +123,8 @@ def test_value_estimators_by_torchrls_names(rows):
         make_ppo().make_value_estimator(gamma=math.nan)
     with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
         make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
+    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]: give some of \['gamma', 'turn_gamma'\]"):
+        make_ilql().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
     with pytest.raises(NotImplementedError, match=r"CQLLoss has the value estimators \['TD0'\], got"):
         make_qbackup(CQLLoss).make_value_estimator(ValueEstimators.GAE)
 

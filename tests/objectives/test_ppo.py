@@ -359,6 +359,14 @@ def test_estimators_that_need_more_than_values_are_refused():
         loss.value_estimator(make_rows(), params=make_ppo().critic_network_params)
 
 
+def test_a_loss_without_a_critic_has_no_parameters_of_one():
+    """None, as of TorchRL's ``ClipPPOLoss(actor, None)``."""
+    loss = PPOLoss(make_ppo().actor_network)
+    assert loss.critic_network_params is loss.value_network_params is None
+    with pytest.raises(ValueError, match="PPOLoss has no value_network: give it one"):
+        loss.value_estimator(make_rows(), params=make_ppo().critic_network_params)
+
+
 # -- TorchRL's loss on the flattened tokens ----------------------------------------------------------------------------
 
 
@@ -426,6 +434,10 @@ def test_options_by_torchrls_names(rows):
     assert make_ppo(separate_losses=True).detach_value
     assert make_ppo(clip_value=True, clip_epsilon=0.05).value_clip == 0.05
     assert make_ppo(clip_value=False).value_clip is None
+    with pytest.raises(TypeError, match=r"PPOLoss has no argument 'max_importance_ratio'\. If .*torchrl_llm\.md has"):
+        make_ppo(max_importance_ratio=2.0)
+    by_old_names = PPOLoss(actor=of_torchrl.actor_network, critic=of_torchrl.value_network)
+    assert by_old_names.critic_network is of_torchrl.value_network
     loss = make_ppo(clip_epsilon=0.05)
     loss.clip_value, loss.critic_coeff = True, None
     assert (loss.value_clip, loss.value_weight) == (0.05, 0)

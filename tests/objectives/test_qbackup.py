@@ -152,6 +152,9 @@ def test_cql_by_torchrls_names():
     loss = make_qbackup(CQLLoss, temperature=0.5, min_q_weight=3.0)
     assert (loss.cql_temperature, loss.cql_weight) == (0.5, 1.5)
     assert make_qbackup(CQLLoss).cql_weight == 0.1
+    for name in ("loss_function", "with_lagrange"):
+        with pytest.raises(TypeError, match=f"CQLLoss has no argument '{name}'"):
+            make_qbackup(CQLLoss, **{name: True})
     with pytest.raises(TypeError, match=r"cql_weight=0\.1 and min_q_weight=3\.0 are one weight: give one"):
         make_qbackup(CQLLoss, cql_weight=0.1, min_q_weight=3.0)
 

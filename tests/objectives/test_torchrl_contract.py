@@ -253,10 +253,22 @@ def test_coefficients_are_set_by_torchrls_names():
     assert (loss.entropy_coeff, loss.clip_epsilon) == (0.003, (0.1, 0.1))
     none.critic_coeff = 0.5
     assert_same(none(rows), make_ppo()(rows), rtol=0, atol=0)
+    for given, before in (
+        ({"entropy_coeff": 0.1}, 0.1),
+        ({}, 0.01),
+        ({"entropy_coeff": 0.1, "entropy_bonus": False}, 0.1),
+    ):
+        switched = make_ppo(**given)
+        switched.entropy_bonus = True
+        assert (switched.entropy_bonus, switched.entropy_coeff) == (True, before)
+        switched.entropy_bonus = False
+        assert (switched.entropy_bonus, switched(rows)["loss_entropy"].item()) == (False, 0)
     with pytest.raises(ValueError, match="clip_epsilon must be"):
         loss.clip_epsilon = -0.1
     rows, loss = rows_for("cql"), make_cql()
     loss.temperature, loss.min_q_weight = 0.5, 3.0
     assert_same(loss(rows), make_cql(temperature=0.5, min_q_weight=3.0)(rows), rtol=0, atol=0)
+    loss.temperature = 2.0  # TorchRL's two are independent
+    assert_same(loss(rows), make_cql(temperature=2.0, min_q_weight=3.0)(rows), rtol=0, atol=0)
     loss.set_vmap_randomness("different")
     assert loss.vmap_randomness == "different"

@@ -31,6 +31,11 @@ from torchrl_lang.text.messages import from_messages
 from torchrl_lang.transforms import KLConstrainedTransform, KLDivergenceTransform
 
 WORDS = ["crane", "slate", "mouse"]
+GENERATION = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,20 @@ def test_sft_loss(dialogues):
         expected = torch.stack(parts).mean()
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(gradients(lm, found), gradients(lm, expected), atol=1e-4, rtol=1e-4)
+
+
+def test_sft_loss_on_histories(dialogues):
+    """By its default key the loss reads text again, so the masks of the rows' own tokens do not fit."""
+    source = letters(GENERATION)
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
+    rows = random_rows(tokenizer, 4, ["a", "b c", "dd"])
+    lm = wrapper(source).model
+    options = {"tokenizer": source, "chat_template": GENERATION, "return_log_probs": True}
+    loss = SFTLoss(TransformersWrapper(lm, generate=False, input_mode="history", pad_output=False, **options))
+    steps = chat_from_rows(rows, tokenizer)
+    last = steps[steps["next", "done"].squeeze(-1)]
+    expected = -(row_log_prob(language_actor(lm), rows).sum(-1) / rows["agent_mask"].sum(-1)).mean()
+    torch.testing.assert_close(loss(last.exclude("masks")).loss_sft, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_distillation_loss(dialogues):

@@ -203,6 +203,26 @@ def test_the_reward_of_generated_responses(players, place):
     torch.testing.assert_close(again["next", "kl"].flatten(), kl, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("number", [2, 4])
+def test_several_conversations_with_responses_of_unequal_lengths(players, number):
+    """An environment's transform writes what it writes on the finished steps, and pays accordingly."""
+    source, policy, reference = players
+    transform = KLConstrainedTransform(reference, 0.5, policy=policy)
+    torch.manual_seed(number)
+    env = TransformedEnv(GameChatEnv(Count, seed=3, tokenizer=source, batch_size=(number,)), transform)
+    steps = env.rollout(2, policy)
+    lengths = [[len(step["tokens"].response) for step in row] for row in steps]
+    assert all(len({*at_once}) > 1 for at_once in zip(*lengths, strict=True))
+    earned = torch.tensor([[float(len(step["history"].response[0].content)) for step in row] for row in steps])
+    kl = steps["next", "kl"].squeeze(-1)
+    torch.testing.assert_close(steps["next", "reward"].squeeze(-1), earned - 0.5 * kl)
+    finished = steps.exclude(("next", "raw_reward"), ("next", "kl"), ("next", "ref_log_prob"))
+    again = KLConstrainedTransform(reference, 0.5, policy=policy)(finished)
+    torch.testing.assert_close(again["next", "kl"].squeeze(-1), kl)
+    by_hand = [[scored(policy, step) - scored(reference, step) for step in row] for row in steps]
+    torch.testing.assert_close(kl, torch.tensor(by_hand), atol=1e-4, rtol=1e-4)
+
+
 def test_the_wrapper_itself_as_reference_and_policy(players):
     source, policy, other = players
     env = TransformedEnv(GameChatEnv(Count, seed=3, tokenizer=source), KLRewardTransform(policy, 2.0))

@@ -137,8 +137,10 @@ def chat_from_rows(rows: TensorDictBase, tokenizer: Tokenizer | None = None, *, 
     environment. :func:`rows_from_chat` makes the same rows of the steps again, token by token; without
     ``token_log_prob`` where it is exactly 0 at the first token of all utterances. Other entries are left out.
 
-    The last step of a row, of ``steps[steps["next", "done"].squeeze(-1)]``, holds all of it for TorchRL's ``SFTLoss``;
-    what the environment wrote after the last utterance is in its next prompt.
+    The last step of a row, of ``steps[steps["next", "done"].squeeze(-1)]``, holds all of it for TorchRL's ``SFTLoss``
+    with ``set_keys(history="tokens")``; what the environment wrote after the last utterance is in its next prompt. A
+    loss that reads the History instead has the template's tokens, so leave the row's masks out,
+    ``steps.exclude("masks")``.
 
     Args:
         rows: ``[N]``, at least one, with ``terminated`` and ``truncated``. A row that is neither becomes truncated.

@@ -15,7 +15,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical
 
-from torchrl_lang._checks import refuse_wrapper
+from torchrl_lang._checks import no_tokenizer, refuse_wrapper
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
@@ -49,6 +49,8 @@ class LanguageActor(ProbabilisticTensorDictSequential):
         >>> KLConstrainedTransform(LanguageActor(bigrams, sample)).out_keys
         ['token_reward', 'raw_reward', 'ref_log_prob', 'kl']
     """
+
+    tokenizer = no_tokenizer
 
 
 def language_actor(

@@ -75,6 +75,7 @@ class KLController(nn.Module, ABC):
         self._warn_if_stale()
         return self.coef.to(dtype, copy=True)
 
+    @torchrl_names(kl_values="kl")
     @torch.no_grad()
     def update(self, kl: Tensor | float, n: int = 1) -> None:
         """Adapt the coefficient to a measured KL. Synchronizes with the device of ``kl``.
@@ -180,6 +181,11 @@ class ConstantKLController(KLController):
     _changes: ClassVar[bool] = False
 
     __init__ = torchrl_names(kl_coef="coef")(KLController.__init__)
+
+    @torchrl_names(kl_values="kl")
+    def update(self, kl: Tensor | float = 0.0, n: int = 1) -> None:
+        """Check the arguments, which may be left out; nothing changes."""
+        super().update(kl, n)
 
     def _update(self, kl: float, n: int) -> None:
         pass

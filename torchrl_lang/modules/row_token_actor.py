@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang import schema
-from torchrl_lang._checks import checked, have_shapes, is_wrapper
+from torchrl_lang._checks import checked, have_shapes, is_wrapper, no_tokenizer
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import language_actor, split_actor, vocabulary_size
@@ -100,6 +100,8 @@ class RowTokenActor(TensorDictModuleBase):
         (tensor([[False,  True,  True, False, False]]), tensor([[False,  True,  True, False, False]]))
     """
 
+    tokenizer = no_tokenizer
+
     def __init__(
         self, actor: UtteranceActor | ProbabilisticTensorDictSequential, *, mask_key: str = AGENT_MASK
     ) -> None:
@@ -108,12 +110,6 @@ class RowTokenActor(TensorDictModuleBase):
         self.actor, self.mask_key = actor, mask_key
         self.in_keys = list(dict.fromkeys([*actor.in_keys, AGENT_MASK, mask_key]))
         self.out_keys = [TOKEN_LOG_PROB]
-
-    @property
-    def tokenizer(self) -> Any:
-        """Refused with a TypeError: TorchRL's losses that ask for one, SFTLoss and DistillationLoss, read chats."""
-        advice = "give it a wrapper and the steps of chat_from_rows(rows), or use BCLoss on rows"
-        raise TypeError(f"A loss that asks for a tokenizer reads chats, and RowTokenActor reads rows: {advice}.")
 
     def get_dist(self, tensordict: TensorDictBase, **_: Any) -> RowTokenDistribution:
         """The distribution over the tokens of rows ``[*B]``.
@@ -182,6 +178,8 @@ class WrapperActor(TensorDictModuleBase):
         >>> policy(rows)["action"].shape, rows["action_log_prob"].shape
         (torch.Size([2, 4]), torch.Size([2]))
     """
+
+    tokenizer = no_tokenizer
 
     @checked
     def __init__(self, wrapper: Any, control: ControlTokens, action_length: Annotated[int, 2]) -> None:

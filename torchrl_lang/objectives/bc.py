@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
+from torchrl_lang._checks import torchrl_names
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -64,6 +65,7 @@ class BCLoss(RowLoss):
     out_keys = ["loss_actor"]
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "agent_mask")
 
+    @torchrl_names()
     def __init__(
         self,
         actor_network: UtteranceActor | ProbabilisticTensorDictSequential,

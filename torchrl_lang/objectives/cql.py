@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 
-from torchrl_lang._checks import other_name, torchrl_names
+from torchrl_lang._checks import torchrl_names
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -73,7 +73,6 @@ class CQLLoss(QValueLoss):
     """
 
     out_keys = ["loss_qvalue", "loss_cql", "loss_actor", "qvalue", "td_target"]
-    temperature = other_name("cql_temperature")
 
     @torchrl_names(temperature="cql_temperature")
     def __init__(
@@ -92,6 +91,15 @@ class CQLLoss(QValueLoss):
         if cql_weight is None:
             cql_weight = 0.1 if min_q_weight is None else min_q_weight * cql_temperature
         self._set_options(cql_weight=cql_weight, cql_temperature=cql_temperature)
+
+    @property
+    def temperature(self) -> float:
+        """TorchRL's name of ``cql_temperature``; setting it leaves ``min_q_weight``, not ``cql_weight``, as it was."""
+        return self.cql_temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        self.cql_weight, self.cql_temperature = self.min_q_weight * value, value
 
     @property
     def min_q_weight(self) -> float:

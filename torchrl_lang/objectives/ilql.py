@@ -139,7 +139,7 @@ class ILQLLoss(QValueLoss):
     out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor"]
     out_keys += ["value", "qvalue", "target_qvalue", "advantage"]
     _estimators = {
-        ValueEstimators.TD0: {"target": "td"},
+        ValueEstimators.TD0: {"target": "td", "lmbda": 0.0, "turn_lmbda": None},
         ValueEstimators.TD1: {"target": "lambda", "lmbda": 1.0, "turn_lmbda": None},
         ValueEstimators.TDLambda: {"target": "lambda"},
     }

@@ -197,12 +197,15 @@ class PPOLoss(RowLoss):
     critic_network, critic_coeff = other_name("value_network"), other_name("value_weight")
     entropy_coeff, clip_value = other_name("entropy_weight"), other_name("value_clip")
     separate_losses = other_name("detach_value")
+    _entropy_weight_on = 0.01  # the weight to which entropy_bonus=True returns
     # An estimator of TorchRL's in place of the two clocks; its numbers are no part of the state_dict.
     _their_estimator: ValueEstimatorBase | None = None
     out_keys = ["loss_objective", "loss_critic", "loss_entropy", "loss_kl"]
     out_keys += ["kl_approx", "clip_fraction", "ESS", "entropy", "explained_variance", "kl"]
 
     @torchrl_names(
+        actor="actor_network",
+        critic="value_network",
         critic_network="value_network",
         critic_coeff="value_weight",
         entropy_coeff="entropy_weight",
@@ -262,10 +265,12 @@ class PPOLoss(RowLoss):
         self.aggregation = means[ratio] if aggregation is None else aggregation
         self.value_trunk, self.detach_value = value_trunk, detach_value
         self._set_options(gamma=gamma, lmbda=lmbda, turn_gamma=turn_gamma, turn_lmbda=turn_lmbda)
-        if entropy_weight is None or entropy_bonus is False:
-            entropy_weight = 0.01 if entropy_bonus else 0.0
+        if entropy_weight is None and entropy_bonus:
+            entropy_weight = self._entropy_weight_on
         value_weight = None if value_network is None else value_weight
         self.clip_epsilon, self.value_weight, self.entropy_weight = clip_epsilon, value_weight, entropy_weight
+        if entropy_bonus is False:
+            self.entropy_bonus = False
         self.value_clip = value_clip  # of clip_epsilon, if True
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
         self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, kl_estimator=kl_estimator)
@@ -282,6 +287,16 @@ class PPOLoss(RowLoss):
         if name in ("value_clip", "value_weight", "entropy_weight"):  # also where they are set later, by either name
             check_named(**{name: value})
         super().__setattr__(name, value)
+
+    @property
+    def entropy_bonus(self) -> bool:
+        """Whether there is an entropy term: set to False its weight is 0, and to True what it was before, or 0.01."""
+        return bool(self.entropy_weight)
+
+    @entropy_bonus.setter
+    def entropy_bonus(self, value: bool) -> None:
+        self._entropy_weight_on = self.entropy_weight or self._entropy_weight_on
+        self.entropy_weight = self._entropy_weight_on if value else 0.0
 
     @property
     def clip_epsilon(self) -> Any:
@@ -406,9 +421,9 @@ class PPOLoss(RowLoss):
         }
 
     @property
-    def value_network_params(self) -> TensorDictParams:
-        """Parameters of the value head, without its trunk: a group of an optimizer."""
-        return trained_params(self.value_network)
+    def value_network_params(self) -> TensorDictParams | None:
+        """Parameters of the value head, without its trunk: a group of an optimizer; None without a value network."""
+        return None if self.value_network is None else trained_params(self.value_network)
 
     critic_network_params = value_network_params
 
@@ -576,7 +591,8 @@ class _Estimator(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase, *, params: Any = None, target_params: Any = None) -> TensorDictBase:
         """Call :meth:`PPOLoss.estimate`; ``params`` and ``target_params`` are accepted, as in TorchRL, if its own."""
         given = [found for found in (params, target_params) if found is not None]
-        compared = (*given, self.loss.value_network_params) if given else ()
+        own = self.loss.value_network_params if given else None
+        compared = () if own is None else (*given, own)
         places = [{weight.data_ptr() for weight in found.values(True, True)} for found in compared]
         if any(found != places[-1] for found in places):
             raise NotImplementedError("PPOLoss values rows by its own value_network: leave out other params.")

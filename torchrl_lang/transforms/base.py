@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase, unravel_key
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, lazy_stack, unravel_key
 from tensordict.utils import expand_as_right
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import Compose, Transform
@@ -209,5 +209,9 @@ def _as_acted(tensordict: TensorDictBase, acted: TensorDictBase) -> TensorDictBa
     """The base environment's input, with entries as the policy read and wrote them."""
     if acted.batch_size != tensordict.batch_size:  # only some of the rows are stepped
         acted = acted[acted[_STEP].view(acted.batch_size)]
+    if isinstance(acted, LazyStackedTensorDict):  # conversations, whose entries of unequal lengths are no tensors
+        dim = acted.stack_dim
+        each = zip(tensordict.unbind(dim), acted.unbind(dim), strict=True)
+        return lazy_stack([_as_acted(*pair) for pair in each], dim)
     changed = [key for key, value in acted.items(True, True) if tensordict.get(key, None) is not value]
     return tensordict.copy().update(acted.select(*changed)) if changed else tensordict

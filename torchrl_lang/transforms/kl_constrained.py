@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.transforms import Compose, Transform
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import check_options, torchrl_names
 from torchrl_lang.functional.kl import KLDirection
 from torchrl_lang.modules.controllers import (
     AdaptiveKLController,
@@ -279,6 +279,7 @@ class KLRewardTransform(KLConstrainedTransform):
         False
     """
 
+    @torchrl_names()
     def __init__(
         self,
         actor: Any,

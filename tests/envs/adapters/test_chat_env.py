@@ -116,6 +116,8 @@ def test_several_games_and_what_a_game_hears():
 def test_what_is_no_maker_and_no_batch_and_a_response_that_goes_on():
     with pytest.raises(TypeError, match="make_game must be callable, got a Count: pass what makes one"):
         GameChatEnv(Count())
+    with pytest.raises(TypeError, match=r"make_game made a dict without reset and step: a game has reset\(seed\) and"):
+        GameChatEnv(dict)
     with pytest.raises(ValueError, match=r"batch_size must be \(n,\), a number of conversations, got \(2, 2\)"):
         GameChatEnv(Count, batch_size=(2, 2))
     policy, env = wrapper(letters()), GameChatEnv(Count, batch_size=(8,), seed=0, tokenizer=letters())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from torchrl_lang import schema
-from torchrl_lang._checks import Count, checked, have_shapes
+from torchrl_lang._checks import Count, checked, have_shapes, no_tokenizer
 from torchrl_lang._random_stream import RandomStream
 from torchrl_lang.modules.decoding.decoder import Decoder, Method
 from torchrl_lang.modules.decoding.guidance import ValueGuidance
@@ -272,6 +272,8 @@ class UtteranceActor(TensorDictModuleBase):
         >>> again = policy.get_dist(rows).log_prob(out["action"])
         >>> torch.testing.assert_close(again, out["action_log_prob"])
     """
+
+    tokenizer = no_tokenizer
 
     @checked
     def __init__(
