@@ -672,10 +672,16 @@ class OnlineOptions(
     iterations: int = option(200, "training iterations, each with new games", ge=1)
     games: int = option(256, "games played in parallel", ge=1)
     turns: int = option(6, "turns of each of them in an iteration", ge=1)
-    collector: Literal["single", "sync", "async"] = option(
-        "single", "single: games in this process; sync, async: in worker processes, with async also while it trains"
+    collector: Literal["single", "sync", "async", "ray"] = option(
+        "single",
+        "single: games in this process; sync, async: in worker processes, with async also while it trains; ray: as "
+        "async, on the nodes of a Ray cluster",
     )
     workers: int = option(2, "number of worker processes", ge=1)
+    ray_address: str | None = option(
+        None, "HOST:PORT of the Ray cluster, or auto; none: $RAY_ADDRESS, or a new one on this machine"
+    )
+    ray_gpus: float = option(0.0, "GPUs of each Ray worker, such as 0.5; 0: they play on the CPU", ge=0)
     max_staleness: int | None = option(
         None, "drop games with tokens sampled more than this number of weight updates ago", ge=0
     )
