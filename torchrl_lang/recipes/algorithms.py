@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -717,6 +718,14 @@ class OnlineOptions(
         if self.start is None and self.pretrained is None:
             begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
             raise ValueError(f"{begins}, or --pretrained NAME.")
+
+    def check_machine(self) -> None:
+        """Raise, before a folder is made, also if Ray is missing here or asked for by one of several learners."""
+        super().check_machine()
+        if self.collector == "ray" and importlib.util.find_spec("ray") is None:
+            raise ImportError("--collector ray needs an extra: pip install 'torchrl-lang[ray]'.")
+        if self.collector == "ray" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError("--collector ray plays for one learner: leave out torchrun, or --collector ray.")
 
     @property
     def source(self) -> Path:

@@ -6,8 +6,10 @@ weights to one worker after the other, each time waiting until it has played its
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
 import threading
 import traceback
 import warnings
@@ -24,7 +26,6 @@ from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from torchrl.envs.llm.transforms import PolicyVersion
 
-from torchrl_lang._checks import needs_extra
 from torchrl_lang._files import one_line
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.recipes.command_line import describe
@@ -55,7 +56,6 @@ class RayWorkers:
         gpus: of each worker, a fraction for those that share one; without, they play on the CPU.
 
     Raises:
-        ImportError: Ray is not installed.
         ConnectionError: there is no cluster at the address.
         ValueError: the cluster has fewer CPUs or GPUs than the workers need.
         ChildProcessError: on iteration, a game or the policy has failed on a worker, or workers die again and again.
@@ -75,8 +75,8 @@ class RayWorkers:
         address: str | None = None,
         gpus: float = 0.0,
     ) -> None:
-        with needs_extra("--collector ray", "ray"):
-            import ray
+        import ray
+
         self._ray, self._policy, self._seed, self._device = ray, policy, seed, device
         self._connected = not ray.is_initialized() and _connect(address, workers)
         self._playing: dict[Any, _Place] = {}
@@ -107,11 +107,11 @@ class RayWorkers:
             except StopIteration:
                 rows, place.rows, place.deaths = place.rows, [], 0
                 self._play(self._playing.pop(turns))
-                return torch.cat(rows)  # type: ignore[return-value]  # typed as a tensor by torch
+                return torch.cat(rows)
             except RayTaskError as error:
                 raise error.cause from None
             except RayError as error:
-                self._replace(self._playing.pop(turns), one_line(error, 200))
+                self._replace(self._playing.pop(turns), _reason(error))
 
     def update_policy_weights_(self) -> None:
         """Let workers play their next turns with the policy's current weights; frozen ones are not sent again."""
@@ -185,7 +185,8 @@ class _Worker:
             raise ChildProcessError(f"A game on a Ray worker has failed: {describe(error) or bug}") from None
 
     def _begin(self) -> Iterator[Any]:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Ray hides GPUs from who has asked for none
+        # Ray hides the GPUs from workers that have asked for none.
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         env = self._make_env(seed=self._seed, device=device)
         collector = Collector(
             env,
@@ -196,6 +197,11 @@ class _Worker:
             auto_register_policy_transforms=False,
         )
         return iter(collector)
+
+
+def _reason(error: Exception) -> str:
+    """Why a worker has died: the end of Ray's message, after lines that identify the worker."""
+    return str(error).strip().rpartition("\n")[2][:200].rstrip(".")
 
 
 def _changing(policy: nn.Module) -> dict[str, Tensor]:
@@ -214,15 +220,27 @@ def _connect(address: str | None, workers: int) -> bool:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
+    if address not in (None, "auto", "local"):
+        _check_reachable(address)
     new: dict[str, Any] = {"address": "local", "num_cpus": workers, "include_dashboard": False}
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)  # Ray would end the process without a checkpoint
     try:
-        ray.init(**(new if address is None else {"address": address}), log_to_driver=False, logging_level="ERROR")
+        ray.init(**(new if address is None else {"address": address}), log_to_driver=False, logging_level=logging.ERROR)
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, handler)
     return True
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ConnectionError if nobody listens there; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, port), timeout=10).close()
+    except OSError as error:
+        given = "give HOST:PORT of its head, as `ray start --head` prints it, or auto"
+        raise ConnectionError(f"There is no Ray cluster at {address} ({error}): {given}.") from error
 
 
 def _check_resources(workers: int, gpus: float) -> None:
