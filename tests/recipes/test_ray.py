@@ -15,7 +15,7 @@ from torchrl_lang.recipes.command_line import describe
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*RAY_ACCEL_ENV:FutureWarning")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,10 @@ def test_what_goes_wrong_ends_in_a_line(address, monkeypatch):
     with games_of(address, Walker(0.0), workers=1) as games:
         games._open()
         start, [place] = games._collector._start, games._collector._playing.values()
+        seeds = []
 
         def start_dead(*parts):
+            seeds.append(parts[-1])
             worker = start(*parts)
             ray.kill(worker)
             return worker
@@ -105,6 +107,7 @@ def test_what_goes_wrong_ends_in_a_line(address, monkeypatch):
         with pytest.warns(UserWarning, match="is replaced") as warned, pytest.raises(ChildProcessError) as error:
             games.play()
         assert len(warned) == 2
+        assert seeds == [2, 3]  # after that of the first one
         assert "A Ray worker has died 3 times in a row: The actor never ran" in describe(error.value)
     with games_of(address, Walker(0.0), task=NoGame(), workers=1) as games, pytest.raises(ChildProcessError) as error:
         games.play()

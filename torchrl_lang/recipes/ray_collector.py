@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -83,6 +84,7 @@ class RayWorkers:
         try:
             _check_resources(workers, gpus)
             self._start = ray.remote(num_cpus=1, num_gpus=gpus)(_Worker).remote
+            make_env = partial(make_env, device=torch.device("cuda" if gpus else "cpu"))
             self._parts = (make_env, ray.put(deepcopy(policy).cpu()), rows, games, turns)
             self._updates = -1
             self.update_policy_weights_()
@@ -179,18 +181,16 @@ class _Worker:
             self._version.version = version
             for _ in range(self._turns):
                 yield self._rows(next(self._steps)).cpu()
-        except Exception as error:  # as text, because the class may be unknown to whoever receives it
+        except Exception as error:  # as text, because the other process may not know the class
             place = traceback.extract_tb(error.__traceback__)[-1]
             bug = f"{type(error).__name__}: {one_line(error, 400)} ({place.filename}, line {place.lineno})"
             raise ChildProcessError(f"A game on a Ray worker has failed: {describe(error) or bug}") from None
 
     def _begin(self) -> Iterator[Any]:
-        # Ray hides the GPUs from workers that have asked for none.
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        env = self._make_env(seed=self._seed, device=device)
+        env = self._make_env(seed=self._seed)
         collector = Collector(
             env,
-            self._policy.to(device),
+            self._policy.to(env.device),
             frames_per_batch=self._games,
             total_frames=-1,
             track_policy_version=self._version,
@@ -234,7 +234,7 @@ def _connect(address: str | None, workers: int) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ConnectionError if nobody listens there; Ray would try for minutes."""
+    """Raise ConnectionError if no server listens there; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, port), timeout=10).close()
