@@ -78,15 +78,15 @@ def test_a_worker_that_is_killed_is_replaced_and_its_finished_games_arrive(addre
     """It has three games, each of two turns, and dies in its tenth turn."""
     walker = Walker(30.0, flag=str(tmp_path / "died"), slow=0.02)
     found, until = [], time.monotonic() + 120
-    with games_of(address, walker) as games:
+    with games_of(address, walker, workers=1, games=3) as games:
 
-        def play_until_three_have():
-            while len({*found}) < 3:
+        def play_until_two_have():
+            while len({*found}) < 2:
                 found.extend(games.play().rows["state_value"].amax(-1).tolist())
                 assert time.monotonic() < until
 
         with pytest.warns(UserWarning, match="A Ray worker has died and is replaced: The actor is dead"):
-            play_until_three_have()
+            play_until_two_have()
     assert found.count(int((tmp_path / "died").read_text())) == 3 * 4
 
 
@@ -122,7 +122,20 @@ def test_what_goes_wrong_ends_in_a_line(address, monkeypatch):
 def test_a_run_on_a_cluster(address, wordle, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     ppo = ["train", "ppo", "--start", wordle / "bc", "--out", run, "--collector", "ray", "--ray-address", address]
-    small = ["--games", "8", "--turns", "3", "--iterations", "3", "--value-warmup", "0", "--lr", "0.01"]
+    small = [
+        "--workers",
+        "1",
+        "--games",
+        "8",
+        "--turns",
+        "3",
+        "--iterations",
+        "3",
+        "--value-warmup",
+        "0",
+        "--lr",
+        "0.01",
+    ]
     assert "leave out --collector ray" in refused(capsys, *ppo, "--curriculum", "4")
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
