@@ -1,7 +1,8 @@
 """A collector whose games are played by workers on the nodes of a Ray cluster (extra ``ray``).
 
-Plain actors, because TorchRL 0.14's ``RayCollector`` ends its iteration with the first worker that dies, sends weights in
-a group of processes that a new worker cannot join, and at each update waits until the workers have played their batches.
+Plain actors, because TorchRL 0.14's ``RayCollector`` ends its iteration with the first worker that dies, sends weights
+in a group of processes that a new worker cannot join, and at each update waits until the workers have played their
+batches.
 """
 
 from __future__ import annotations
