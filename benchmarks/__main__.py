@@ -30,6 +30,7 @@ NAMES = (
     "visual_dialogue_server",
     "kl_transforms",
     "scaling",
+    "plan_check",
     "ad_rollout",
     "ad_sources",
 )

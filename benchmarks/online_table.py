@@ -62,7 +62,7 @@ METHODS: dict[str, str] = {
 }
 TRIAL = 6
 """Iterations that are timed."""
-MOST = 0.8
+MOST = 0.7
 """Share of the budget that a run takes at least."""
 REPORT = 2_000_000
 """Seed of the games that are reported; the training's is added."""
@@ -123,7 +123,7 @@ def iterations(timed: Path, minutes: float) -> int:
 
 
 def _command(task: Task, start: Path, out: Path) -> list[str]:
-    """The training that a folder's name says."""
+    """The command of a run, by the name of its folder."""
     name, number, seed = out.name.rsplit("-", 2)
     penalty = ["--kl-weight", "0"] if issubclass(ALGORITHMS[name], RatioOptions) else []
     lengths = ["--iterations", number, "--eval-every", str(-(-int(number) // 4)), "--log-every", "1"]

@@ -98,6 +98,12 @@ SECTIONS = {
         "these on one batch of 64 Wordle rows. *Scoring / forward*: log-probabilities of whole rows under the "
         "reference, against one plain forward pass.",
     ),
+    "plan_check": (
+        "Predictions of `plan`",
+        "How far what `plan` computes is from the peak of all tensors and from the processor time of a step on 256 "
+        "tokens, and of an utterance of 16 tokens in eight games; medians of five, each beside a prediction for the "
+        "rates of that moment.",
+    ),
     "scaling": (
         "Scaling",
         "The curves below, over vocabulary, row length, batch size and number of environments, and slopes of them.",

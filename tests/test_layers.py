@@ -53,7 +53,7 @@ def test_optional_packages_are_imported_in_one_file_each():
         "ray": "ray_collector",
     }
     expected |= {"sklearn": "upvotes", "starlette": "server", "textarena": "textarena", "textworld": "engine_process"}
-    expected |= {"uvicorn": "server", "vaderSentiment": "rewards"}
+    expected |= {"uvicorn": "server", "vaderSentiment": "rewards", "vllm": "engines"}
     assert {name: found[name] for name in expected} == {name: {f"{file}.py"} for name, file in expected.items()}
     assert not found["wandb"]
 

@@ -50,6 +50,7 @@ RECIPES = {
     "evaluate": ("algorithms:Evaluate", "evaluate:main"),
     "export": ("agents:Export", "agents:export"),
     "chat": ("agents:Chat", "agents:chat"),
+    "plan": ("costs:Plan", "plan:main"),
     "convert-agilerl": ("algorithms:ConvertAgileRL", "convert_agilerl:main"),
     "demo": ("demo_options:Demo", "demo:main"),
     "demo-chat": ("demo_options:ChatDemo", "chat_demo:main"),

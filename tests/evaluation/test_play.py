@@ -72,6 +72,7 @@ OUT = ["action", "token_log_prob", "behavior_log_prob", "token_entropy"]
 def test_diagnostics_are_sums_over_written_tokens(corridor):
     env = corridor(4)
     records = play_games(env, TensorDictModule(Sampler(), ["tokens"], OUT), games=10)
+    torch.testing.assert_close(records.log_prob, -2.0 * records.agent_tokens)
     torch.testing.assert_close(records.log_ratio, -1.5 * records.agent_tokens)
     torch.testing.assert_close(records.entropy, 2.0 * records.agent_tokens)
 

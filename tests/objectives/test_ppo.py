@@ -110,6 +110,18 @@ def test_the_divergence_has_its_exact_gradient(estimator):
     torch.testing.assert_close(loss.actor_network[0].module.logits.grad[:, 0].sum(0), mine.grad)
 
 
+def test_tokens_of_an_engine_weigh_by_its_error_up_to_a_limit(rows):
+    error = torch.linspace(-1, 1, T).expand(rows["tokens"].shape)
+    rows["engine_log_prob"] = rows["token_log_prob"] - error  # of tokens, and losses are at the decisions before them
+    found, plain = (make_ppo(reduction="none", max_engine_weight=w)(rows)["loss_objective"] for w in (1.5, None))
+    torch.testing.assert_close(found, plain * error.exp().clamp(max=1.5).roll(-1, -1))
+    assert plain.any()
+    with pytest.raises(KeyError, match=r"engine_log_prob.*what an inference engine reported"):
+        make_ppo(max_engine_weight=1.5)(rows.exclude("engine_log_prob"))
+    with pytest.raises(ValueError, match="max_engine_weight"):
+        make_ppo(max_engine_weight=0.0)
+
+
 def test_tokens_that_filters_take_out_leave_finite_gradients():
     """What was said is no longer among the two best: the ratio is 0, and nothing is infinite but the log-ratio."""
     loss = make_all_terms(actor=UtteranceActor(make_actor(), CONTROL, 4, forbidden=(), top_k=2))

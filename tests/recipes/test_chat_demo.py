@@ -9,14 +9,14 @@ import torch
 from tests.data.chat_templates import IM, SMOLLM2, Family, tokenizer_of
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
-from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.games import GuessNumber, Shop
 from torchrl_lang.envs.games.task import GamesTask
-from torchrl_lang.modules import causal_lm
+from torchrl_lang.modules import causal_lm, row_log_prob
 from torchrl_lang.recipes import chat_demo
 from torchrl_lang.recipes.load_run import load_run
 
-SIZES = {"games": 40, "bc-steps": 6, "ilql-steps": 4, "iterations": 2, "ppo-games": 8, "eval-games": 8, "top-layers": 1}
+SIZES = {"games": 40, "bc-steps": 6, "ilql-steps": 4, "iterations": 2, "ppo-games": 8, "top-layers": 1}
+SIZES |= {"eval-games": 8, "choice-games": 4}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def finished(model, tmp_path_factory):
     home, trained = tmp_path_factory.mktemp("demo"), []
     real = chat_demo.train
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_demo, "train", lambda options: trained.append(options.algorithm) or real(options))
+        patch.setattr(chat_demo, "train", lambda run, **data: trained.append(run.algorithm) or real(run, **data))
         with interrupted_at(chat_demo, "train", 2):
             assert command(model, home) == 130
         with interrupted_at(GamesTask, "evaluate", 5):
@@ -83,12 +83,13 @@ def test_the_dialogues_of_a_row_of_the_page_have_the_same_number(finished, model
 
 @pytest.mark.slow
 def test_kl_is_that_of_two_distributions_and_none_from_itself(finished, model):
-    bc, task = load_run(finished / "bc"), GamesTask("guess", model)
-    policy = bc.policy(seed=0)
-    rows = load_dataset(finished / "data")[:8]
-    assert chat_demo.kl_of_games(policy, bc.policy(seed=1), rows) == pytest.approx(0, abs=1e-4)
-    assert abs(chat_demo.kl_of_games(policy, load_run(finished / "ilql").policy(seed=1), rows)) > 1e-4
-    assert task.evaluate(policy, games=8, seed=0)[1].rows["tokens"].shape[-1] == task.row_length
+    bc, ilql = (load_run(finished / name).policy(seed=1) for name in ("bc", "ilql"))
+    records = GamesTask("guess", model).evaluate(bc, games=8, seed=0)[1]
+    assert chat_demo.kl_of_games(records, bc) == pytest.approx(0, abs=1e-4)
+    with torch.no_grad():
+        expected = (row_log_prob(bc, records.rows) - row_log_prob(ilql, records.rows)).sum(-1).mean()
+    assert abs(expected) > 1e-3
+    assert chat_demo.kl_of_games(records, ilql) == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_the_shop_tests_on_other_things():

@@ -354,6 +354,17 @@ def test_the_card_says_how_an_agent_was_trained_and_evaluated(chat_run, tmp_path
     for package in ("torchrl_lang", "torch", "torchrl", "tensordict", "transformers"):
         assert f"{package} {version(package)}" in text
     assert "agent.reply([{" in text
+    assert "An answer has at most" in text
+
+
+def test_the_card_has_the_commands_of_the_runs_before(chat_run, chat_model, tmp_path):
+    home = chat_run.parent
+    more = ("--tokenizer", str(chat_model), "--chat", "--row-length", "120")
+    assert main(train("ilql", home, home / "next", "--start", str(chat_run), *more)) == 0
+    text = (load_run(home / "next").save_agent(tmp_path / "agent") / "README.md").read_text()
+    commands = [line for line in text.splitlines() if line.startswith("python -m torchrl_lang train")]
+    assert [" --start run" in command for command in commands] == [False, True]
+    assert [" --out run " in command for command in commands] == [True, False]
 
 
 def test_a_chat_with_a_run_and_with_an_agent_in_the_terminal(chat_run, tmp_path, capsys, monkeypatch):

@@ -47,7 +47,7 @@ def logged(tmp_path_factory, walks):
     assert main(["train", "bc", *said]) == 0
     for recipe in ("ppo", "rejection", "grpo", "archer"):
         more = ["--value-warmup", "0"] if recipe in ("ppo", "archer") else []
-        more += ["--clip-heads"] if recipe == "ppo" else []
+        more += {"ppo": ["--clip-heads"], "grpo": ["--engine", "transformers"]}.get(recipe, [])
         begun = ["--start", str(walks / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *more]
         assert main(["train", recipe, *begun]) == 0
     assert train_ad(home / "ad", "--steps", 2, "--reward-weight", 1, "--observation-weight", 1) == 0

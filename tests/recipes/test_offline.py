@@ -1,6 +1,7 @@
 """What the offline recipes share: held-out episodes, reports on values, averages of weights, starts, choice of beta."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_buffer
 from torchrl_lang.evaluation import imitation_loss, read_columns, value_report
 from torchrl_lang.modules import language_actor
-from torchrl_lang.recipes import offline
+from torchrl_lang.modules.frozen import states_of_rows
+from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
+from torchrl_lang.recipes import algorithms, offline
 from torchrl_lang.recipes import runs as training_loop
+from torchrl_lang.recipes.algorithms import BC, ILQL
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline import held_out_rows
@@ -167,3 +171,26 @@ def test_the_saved_model_is_the_average_of_the_steps(walks, monkeypatch):
     actor = language_actor(load_run(walks / "averaged").model.lm)
     logged = read_columns(walks / "averaged" / "log.csv")["held_out_loss"][-1]
     assert imitation_loss(actor, load_dataset(walks / "data")[108:]) == pytest.approx(logged, rel=1e-4)
+
+
+def test_states_that_one_training_hands_on_to_the_next_change_no_weight(walks, tmp_path, monkeypatch):
+    computed, real = [], states_of_rows.with_frozen_states
+    monkeypatch.setattr(
+        states_of_rows, "with_frozen_states", lambda *args, **limit: computed.append(args) or real(*args, **limit)
+    )
+
+    def trained(name, states):
+        home, models = tmp_path / name, []
+        sizes = {"layers": 2, "top_layers": 1, "width": 16, "heads": 2, "batch_size": 16, "steps": 8, "eval_games": 2}
+        for kind, start in ((BC, None), (ILQL, home / "bc")):
+            options = kind(data=walks / "data", out=home / kind.algorithm, start=start, **sizes)
+            algorithms.train(options, data=replace(offline.open_data(options), states=states))
+            models.append(load_run(options.out).model)
+        return [each.state_dict() for model in models for each in (model.lm, *model.heads.values())]
+
+    apart, handed = trained("apart", None), trained("handed", StatesOfRows())
+    assert len(computed) == 1
+    assert len(apart) == len(handed) > 2
+    for one, other in zip(apart, handed, strict=True):
+        for name, weight in one.items():
+            assert torch.equal(other[name], weight)

@@ -189,7 +189,7 @@ def test_every_command_has_a_help(capsys):
 @pytest.mark.slow
 def test_a_help_text_imports_no_torch():
     code = "import sys; from torchrl_lang.__main__ import main; main(['train', 'ilql', '--help'])"
-    code += "; main(['distill', '--help']); assert 'torch' not in sys.modules"
+    code += "; main(['distill', '--help']); main(['plan', '--model', 'gpt-2']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
 
 

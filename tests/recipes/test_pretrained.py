@@ -131,12 +131,13 @@ def test_adapters_in_low_precision(home, tmp_path, recipe, option, place):
         load_agent(finished.save_agent(tmp_path / "made"))  # its card names the model that training began with, if any
 
 
-def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path, monkeypatch):
+def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path, monkeypatch, capsys):
     """All weights train, heads with a rate of their own; the presets follow the run."""
     made, make = [], runs.make_optimizer
     monkeypatch.setattr(runs, "make_optimizer", lambda *args, **more: made.append(make(*args, **more)) or made[-1])
     with pytest.warns(UserWarning, match="lose updates"):
         assert main(arguments(home, "bc", tmp_path / "bc", "--pretrained", home / "hf", "--dtype", "bfloat16")) == 0
+    assert f"{home / 'hf'}: 3 embeddings that no token" in capsys.readouterr().out
     assert json.loads((tmp_path / "bc" / "config.json").read_text())["from_pretrained"]
     assert main(arguments(home, "ilql", tmp_path / "ilql", "--start", tmp_path / "bc")) == 0
     record = json.loads((tmp_path / "ilql" / "config.json").read_text())

@@ -40,6 +40,8 @@ class GameRecords:
     """float32 ``[N]``: reward of the last turn."""
     agent_tokens: Tensor
     """int64 ``[N]``: tokens that the agent wrote."""
+    log_prob: Tensor | None = None
+    """float32 ``[N]``: log-probability of all that the agent wrote, ``log pi``, in nats; ``None`` if unknown."""
     log_ratio: Tensor | None = None
     """float32 ``[N]``: sum over the agent's tokens of ``log pi - log behaviour``; ``None`` if unknown."""
     entropy: Tensor | None = None
@@ -117,7 +119,7 @@ def play_games(
         env: a language environment, possibly transformed.
         policy: reads a row, writes ``action``. A policy with its own generator must be the module (or object) that
             holds it: generators in closures are not found and not seeded, so repeated calls differ. If the policy also
-            writes ``token_log_prob`` and ``behavior_log_prob``, or ``token_entropy``, each ``[*B, K]``, they are summed
+            writes ``token_log_prob``, ``behavior_log_prob`` or ``token_entropy``, each ``[*B, K]``, they are summed
             over the agent's tokens.
         games: number of games; need not be a multiple of the batch size.
         seed: seed of the episodes and of sampling.
@@ -200,11 +202,12 @@ def _value(after: TensorDictBase, key: str, n: int) -> Tensor:
 
 
 def _diagnostics(td: TensorDictBase, written: Tensor) -> _Record:
-    """Sums of the policy's log-ratio and entropy over the tokens just written."""
+    """Sums of the policy's log-probability, log-ratio and entropy over the tokens just written."""
     log_prob, behavior = td.get(schema.TOKEN_LOG_PROB, None), td.get(schema.BEHAVIOR_LOG_PROB, None)
     log_ratio = None if log_prob is None or behavior is None else log_prob - behavior
+    found = {"log_prob": log_prob, "log_ratio": log_ratio, "entropy": td.get(schema.TOKEN_ENTROPY, None)}
     sums: _Record = {}
-    for name, values in (("log_ratio", log_ratio), ("entropy", td.get(schema.TOKEN_ENTROPY, None))):
+    for name, values in found.items():
         if values is not None:
             values = values.reshape(len(written), -1)
             is_written = torch.arange(values.shape[-1], device=values.device) < written[:, None]

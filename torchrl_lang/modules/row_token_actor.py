@@ -151,7 +151,8 @@ class WrapperActor(TensorDictModuleBase):
     Args:
         wrapper: a ``TransformersWrapper(..., input_mode="tokens", pad_output=True, return_log_probs=True)`` with
             ``generate_kwargs={"max_new_tokens": K - 1, "eos_token_id": control.end_of_action}``; or a ``vLLMWrapper``
-            or ``SGLangWrapper`` with ``pad_output=False``, whose engine stops at this token and after ``K - 1`` tokens.
+            or ``SGLangWrapper`` with ``pad_output=False``, whose engine stops at this token and after ``K - 1`` tokens
+            (set the ``sampling_params`` of a ``vLLMWrapper``: it drops ``stop_token_ids`` among ``generate_kwargs``).
             An engine that stops earlier leaves an utterance without an end, which the environment writes.
         control: ids of the control tokens, ``tokenizer.control``.
         action_length: ``K``, the environment's ``action_length``, at least 2.

@@ -559,11 +559,12 @@ def _card(
         "A language model with the tokenizer, row format, value heads (if it has some) and decoding options of its "
         f"training by reinforcement learning{f' from {base_model}' if base_model else ''}.",
         "## Use\n\n" + _code("\n".join(ours)),
+        f"An answer has at most {agent.action_length} tokens, its end included; longer ones are cut there.",
         *([f"{alone}\n\n{_code(theirs)}"] if has_chat else []),
         _section("Decoding", {key: value for key, value in settings.items() if value not in (None, False, 0)}),
     ]
     if task:
-        parts.append(_section("Task", task))
+        parts.append(_section("Task", {key: _without_folder(value) for key, value in task.items()}))
     if data is not None:
         parts.append(f"## Data\n\n{data}")
     if command is not None:
@@ -582,6 +583,11 @@ def _figure(value: Any) -> Any:
     if isinstance(value, int | float):
         return value
     return value.replace("±", "+/-") if isinstance(value, str) and "±" in value else None
+
+
+def _without_folder(value: Any) -> Any:
+    """An entry of the task; of a path of this machine its name alone."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _code(text: str, language: str = "python") -> str:

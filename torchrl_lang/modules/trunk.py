@@ -290,7 +290,8 @@ class Trunk(nn.Module):
         if (room := self.room(places)) is not None and tokens.shape[-1] > room:
             rows = f"Rows of {tokens.shape[-1]} tokens" + (f" beside {places} features" if places else "")
             needed = tokens.shape[-1] + (self.max_length or 0) - room
-            raise ValueError(f"{rows} exceed the model's {self.max_length} positions: max_length={needed}.")
+            remedy = f"a model with max_length={needed}, or row_length={room} (on_overflow='truncate' cuts dialogues)"
+            raise ValueError(f"{rows} exceed the model's {self.max_length} positions: give {remedy}.")
         return read
 
     def _of_batch(

@@ -130,6 +130,7 @@ _OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("value_weight", "qvalue_weight", "actor_weight", "transition_weight"), _WEIGHT),
     **dict.fromkeys(("cql_weight", "margin_weight", "advantage_temperature"), _WEIGHT),
     **dict.fromkeys(("cql_temperature", "weight_clip", "value_clip", "beta", "reward_scale"), _POSITIVE),
+    "max_engine_weight": _POSITIVE,
     **dict.fromkeys(("margin", "value_min", "value_max", "entropy_weight"), _NUMBER),
     **dict.fromkeys(("desirable_weight", "undesirable_weight"), _WEIGHT),
     "label_smoothing": "[0, 0.5)",
@@ -146,7 +147,7 @@ _OPTIONS: dict[str, Any] = {
     "ratio": ("token", "turn", "row"),
     "surrogate": ("ppo", "cispo"),
 }
-_OPTIONAL = {"turn_gamma", "turn_lmbda", "weight_clip", "value_clip", "value_min", "value_max"}
+_OPTIONAL = {"turn_gamma", "turn_lmbda", "weight_clip", "max_engine_weight", "value_clip", "value_min", "value_max"}
 
 
 def check_named(**options: Any) -> None:

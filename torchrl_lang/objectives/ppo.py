@@ -30,7 +30,7 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, check_named, over_rows
 from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
-from torchrl_lang.schema import RAW_REWARD, TOKEN_LOG_PROB
+from torchrl_lang.schema import ENGINE_LOG_PROB, RAW_REWARD, TOKEN_LOG_PROB
 
 Aggregation = Literal["token_mean", "turn_mean", "prompt_mean"] | int
 """Mean over all tokens, or over turns or rows of the means over theirs; a number divides the sums of rows."""
@@ -41,6 +41,7 @@ _WITHOUT_VALUES = "write it with RowAdvantage.inv(rows) or ArCHerLoss.estimate(r
 _ESTIMATED = ("advantage", "value_target", "state_value")
 _SOURCES = {
     **dict.fromkeys(_ESTIMATED, "call loss.estimate(rows) once a batch, before the first epoch"),
+    "engine_log_prob": "it is what an inference engine reported, beside the token_log_prob of the trainer's policy",
     "token_log_prob": "take it along from acting, rows_from_rollout(..., carry=['token_log_prob'])",
     "ref_log_prob": "have ReferenceModelLogProbTransform write it into the rows, or use kl_estimator='exact'",
 }
@@ -95,6 +96,10 @@ class PPOLoss(RowLoss):
         ratio: ``"token"``, ``"turn"`` or ``"row"``.
         normalize_ratio: the ratio of a turn or row is the geometric mean of its tokens' ratios, not their product.
         surrogate: ``"ppo"`` or ``"cispo"``.
+        max_engine_weight: for tokens that an inference engine sampled, whose rows have ``engine_log_prob`` beside the
+            trainer's ``token_log_prob``: ``A_j`` is multiplied by ``min(exp(b_j - engine_j), max_engine_weight)``,
+            truncated importance sampling (Yao et al., 2025, "Your efficient RL framework secretly brings you
+            off-policy RL training"; arXiv 2110.00641 for the two policies); None for no weights.
         aggregation: which mean the policy's terms are, with the names of TorchRL's ``GRPOLoss``: ``"token_mean"`` over
             all decisions; ``"turn_mean"`` or ``"prompt_mean"`` over turns or rows, of the means over their decisions;
             a number ``L``: the sum over all decisions divided by ``L`` and by the number of rows (Dr. GRPO, arXiv
@@ -135,12 +140,12 @@ class PPOLoss(RowLoss):
     ``detach_value``. Defaults are those above.
 
     The input holds ``tokens`` (int64 or int32), ``attention_mask`` and ``agent_mask`` (bool), ``token_log_prob``,
-    ``advantage``, ``value_target`` (float), with ``value_clip`` ``state_value`` and with a sampled divergence
-    ``ref_log_prob``, each ``[*B, T]`` (numbers also ``[*B, T, 1]``), numbers at the tokens that the agent wrote. It is
-    left as it was. The output holds the four losses and, detached, over the decisions that count: ``kl_approx`` (mean
-    ``-log rho``), ``clip_fraction``, ``ESS`` (effective sample size, as a share), ``entropy`` (mean, in nats),
-    ``explained_variance`` of the values (NaN without a critic) and ``kl``, the divergence of a row in nats (NaN without
-    one).
+    ``advantage``, ``value_target`` (float), with ``value_clip`` ``state_value``, with a sampled divergence
+    ``ref_log_prob`` and with ``max_engine_weight`` ``engine_log_prob``, each ``[*B, T]`` (numbers also ``[*B, T, 1]``),
+    numbers at the tokens that the agent wrote. It is left as it was. The output holds the four losses and, detached,
+    over the decisions that count: ``kl_approx`` (mean ``-log rho``), ``clip_fraction``, ``ESS`` (effective sample size,
+    as a share), ``entropy`` (mean, in nats), ``explained_variance`` of the values (NaN without a critic) and ``kl``,
+    the divergence of a row in nats (NaN without one).
 
     Raises:
         KeyError: an entry is missing; the message names its source.
@@ -175,6 +180,7 @@ class PPOLoss(RowLoss):
         value_target: NestedKey = "value_target"
         token_log_prob: NestedKey = TOKEN_LOG_PROB
         ref_log_prob: NestedKey = "ref_log_prob"
+        engine_log_prob: NestedKey = ENGINE_LOG_PROB
 
     default_keys = _AcceptedKeys
     default_value_estimator = ValueEstimators.GAE
@@ -211,6 +217,7 @@ class PPOLoss(RowLoss):
         ratio: Literal["token", "turn", "row"] = "token",
         normalize_ratio: bool = True,
         surrogate: Literal["ppo", "cispo"] = "ppo",
+        max_engine_weight: float | None = None,
         aggregation: Aggregation | None = None,
         turn_values: bool = False,
         value_trunk: TensorDictModuleBase | None = None,
@@ -249,6 +256,7 @@ class PPOLoss(RowLoss):
             normalize_advantage = value_network is not None
         self.value_network = value_network
         self._set_options(ratio=ratio, normalize_ratio=normalize_ratio, surrogate=surrogate, turn_values=turn_values)
+        self._set_options(max_engine_weight=max_engine_weight)
         means = {"token": "token_mean", "turn": "turn_mean", "row": "prompt_mean"}
         check_given(aggregation=(aggregation, means.values() if isinstance(aggregation, str) else 1))
         self.aggregation = means[ratio] if aggregation is None else aggregation
@@ -293,6 +301,7 @@ class PPOLoss(RowLoss):
         names: tuple[str, ...] = ("tokens", "attention_mask", "agent_mask", "token_log_prob", "advantage")
         if self.value_weight:
             names += ("value_target",) if self.value_clip is None else ("value_target", "state_value")
+        names += () if self.max_engine_weight is None else ("engine_log_prob",)
         return names + ("ref_log_prob",) * (self.kl_controller is not None and self.kl_estimator != "exact")
 
     @over_rows
@@ -320,6 +329,9 @@ class PPOLoss(RowLoss):
         log_ratio = log_rho if self.ratio == "token" else self._ratio_of(batch, log_rho)
         ratio, (low, high) = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp(), self.clip_epsilon
         a = standardized(given["advantage"], counted) if self.normalize_advantage else given["advantage"]
+        if self.max_engine_weight is not None:
+            weight = (given["token_log_prob"] - given["engine_log_prob"]).exp()
+            a = a * weight.clamp(max=self.max_engine_weight)
         clipped = ratio.clamp(1 - low, 1 + high)
         if self.surrogate == "cispo":  # the last factor is 1, with the gradient of the log-ratio
             moved = torch.where(log_ratio.isfinite(), log_ratio, 0.0)

@@ -701,6 +701,13 @@ class OnlineOptions(
         "given; none: all starts alike",
         ge=2,
     )
+    engine: Literal["transformers", "vllm"] | None = option(
+        None, "inference engine that plays the games with the trainer's weights; none: the trainer's model plays itself"
+    )
+    engine_option: dict[str, Any] = pairs(
+        "options of --engine, JSON or texts, such as dtype=bfloat16; of vllm those of its LLM, such as "
+        "gpu_memory_utilization=0.5 (default 0.4)"
+    )
     record_history: Path | None = option(
         None, "folder to record the games of each iteration in, as run-NAME by the name of --out; none: not recorded"
     )
@@ -711,6 +718,7 @@ class OnlineOptions(
             raise ValueError(f"--games {self.games} cannot be shared out to {self.workers} workers: give a multiple.")
         if self.collector != "single" and self.curriculum is not None:
             raise ValueError(f"--curriculum draws games in this process: leave out --collector {self.collector}.")
+        self._check_engine()
         weight = getattr(self, "kl_weight", None)  # of some recipes; the target is that of either
         if self.kl_target is not None and not (self.kl_coef or weight):
             other = "" if weight is None else ", or a --kl-weight"
@@ -719,9 +727,22 @@ class OnlineOptions(
             begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
             raise ValueError(f"{begins}, or --pretrained NAME.")
 
+    def _check_engine(self) -> None:
+        """Raise ValueError for options that an engine does not go together with."""
+        if self.engine is None:
+            given = [name for name in ("engine_option", "max_engine_weight") if getattr(self, name, None)]
+            if given:
+                raise ValueError(f"--{dashed(given[0])} is about an inference engine: give its --engine, too.")
+        elif self.collector != "single":
+            raise ValueError(f"--engine plays in this process: leave out --collector {self.collector}.")
+        elif self.lora_rank is not None:
+            raise ValueError(f"--engine has whole weights, no adapters: leave out --lora-rank {self.lora_rank}.")
+
     def check_machine(self) -> None:
-        """Raise, before a folder is made, also if Ray is missing here or asked for by one of several learners."""
+        """See :meth:`TrainingOptions.check_machine`."""
         super().check_machine()
+        if self.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+            raise ImportError("--engine vllm needs an extra: pip install 'torchrl-lang[vllm]'.")
         if self.collector == "ray" and importlib.util.find_spec("ray") is None:
             raise ImportError("--collector ray needs an extra: pip install 'torchrl-lang[ray]'.")
         if self.collector == "ray" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -754,6 +775,12 @@ class RatioOptions(OnlineOptions, group="loss"):
     entropy_weight: float = option(0.0, "weight of the policy's entropy", ge=0)
     kl_weight: float = option(0.0, "initial weight of the KL in the loss, instead of --kl-coef in the rewards", ge=0)
     kl_estimator: Literal["k1", "k2", "k3"] = option("k3", "its estimator in the loss")
+    max_engine_weight: float | None = option(
+        None,
+        "weigh the terms of tokens by the trainer's probability over that of --engine, at most this number (truncated "
+        "importance sampling), such as 2; none: no weights",
+        gt=0,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -965,8 +992,12 @@ ALGORITHMS: dict[str, type[TrainingOptions]] = {
 """The algorithms of ``train`` by name."""
 
 
-def train(options: TrainingOptions) -> float:
+def train(options: TrainingOptions, **opened: Any) -> float:
     """Train with the options of an algorithm; returns the figure that chose the checkpoint, mostly the mean return.
+
+    Args:
+        options: of the algorithm.
+        **opened: of BC and ILQL ``data``, an :class:`~torchrl_lang.recipes.offline.OfflineData`.
 
     Examples:
         >>> from pathlib import Path
@@ -978,4 +1009,4 @@ def train(options: TrainingOptions) -> float:
         FileNotFoundError: There is no dataset in runs/data...
     """
     module, _, name = options.place.partition(":")
-    return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options)
+    return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options, **opened)

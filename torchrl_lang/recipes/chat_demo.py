@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
 
 from torchrl_lang._files import Record, read_json, write_file, write_json
 from torchrl_lang.envs.games.task import GamesTask
 from torchrl_lang.evaluation import GameRecords, Summary, format_legend, format_table, transcript_turns
 from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
 from torchrl_lang.modules import UtteranceActor, language_actor, row_log_prob
+from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
 from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm
 from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, TrainingOptions, train
 from torchrl_lang.recipes.compare import publish
 from torchrl_lang.recipes.datasets import generate_once, open_dataset, output_folder
 from torchrl_lang.recipes.demo_options import ChatDemo
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.offline import open_data
 from torchrl_lang.recipes.records import keep_record
 from torchrl_lang.recipes.tasks.games import GamesData
 
@@ -55,7 +56,6 @@ _PPO: Mapping[str, Any] = {
     "warmup": 0,
     "final_lr": 0.2,
     "clip_epsilon": 0.3,
-    "kl_coef": 0.02,
     "kl_target": None,
     "value_warmup": 1,
 }
@@ -63,6 +63,7 @@ _MIN_P = 0.1
 """Least probability of a token relative to the likeliest one's where values decide: others have no data."""
 _TEMPERATURES = (0.25, 0.5)
 _TURNS = {"guess": 4, "shop": 3}
+_KL_COEF = {"guess": 0.02, "shop": 0.01}
 _ILQL_STEPS = {"guess": 100, "shop": 50}
 
 
@@ -131,17 +132,25 @@ class _Demo(NamedTuple):
         summary = self.task.summary(GameRecords.from_rows(rows[:], rows.tokenizer.control), "data")
         played = {"data": self._with(_Played(summary=summary, dialogues=[]))}
         played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
-        bc = self.bc(data)
-        return played | self.play_bc(bc) | self.ilql(data, bc) | self.ppo(bc)
+        states = StatesOfRows()  # BC and ILQL train the same layers of the same model
+        bc = self.bc(data, states)
+        ilql = self.train_ilql(data, bc, states)
+        del states  # hundreds of megabytes
+        return played | self.play_bc(bc) | self.play_ilql(ilql) | self.ppo(bc)
 
     def data(self) -> Path:
         """Dialogues of the scripted player."""
         options: Any = {"games": self.options.games, "seed": self.options.seed, "out": self.options.out / "data"}
         return generate_once(GamesData(game=self.options.task, pretrained=self.task.pretrained, **options))
 
-    def bc(self, data: Path) -> Path:
+    def bc(self, data: Path, states: StatesOfRows) -> Path:
         """Train BC; returns its run."""
-        return self._offline(BC, data, self.options.bc_steps, _BC, pretrained=self.task.pretrained)
+        return self._offline(BC, data, states, self.options.bc_steps, _BC, pretrained=self.task.pretrained)
+
+    def train_ilql(self, data: Path, bc: Path, states: StatesOfRows) -> Path:
+        """Train ILQL from BC; returns its run."""
+        steps = self.options.ilql_steps or _ILQL_STEPS[self.options.task]
+        return self._offline(ILQL, data, states, steps, _ILQL, start=bc)
 
     def play_bc(self, bc: Path) -> dict[str, _Played]:
         """Games of the run by BC with each way of decoding it."""
@@ -153,10 +162,8 @@ class _Demo(NamedTuple):
             "BC, greedy": self._kept("BC, greedy", partial(self._best, bc, [{"method": "greedy"}]), minutes),
         }
 
-    def ilql(self, data: Path, bc: Path) -> dict[str, _Played]:
-        """Train ILQL from BC, and play."""
-        steps = self.options.ilql_steps or _ILQL_STEPS[self.options.task]
-        run = self._offline(ILQL, data, steps, _ILQL, start=bc)
+    def play_ilql(self, run: Path) -> dict[str, _Played]:
+        """Games of the run by ILQL with the best beta."""
         guided: Any = [{"beta": beta, "method": "greedy", "min_p": _MIN_P} for beta in self.options.betas]
         return {"ILQL": self._kept("ILQL, greedy", partial(self._best, run, guided), _minutes(run))}
 
@@ -165,11 +172,12 @@ class _Demo(NamedTuple):
         options = self.options
         given: Any = {"iterations": options.iterations, "games": options.ppo_games, "turns": _TURNS[options.task]}
         given |= {
-            "eval_every": -(-options.iterations // 2),
-            "eval_games": options.eval_games,
+            "kl_coef": _KL_COEF[options.task],
+            **_last(options.iterations),
             "out": options.out / "ppo",
+            "start": bc,
         }
-        run = self._train(PPO.for_task(GamesTask, **self._shared, **_PPO, **given, start=bc))
+        run = self._train(PPO.for_task(GamesTask, **self._shared, **_PPO, **given))
         return {"PPO": self._kept("PPO, sampled", lambda: (self._sampled(run), self._sampled(bc)), _minutes(run))}
 
     @property
@@ -178,13 +186,13 @@ class _Demo(NamedTuple):
         options = self.options
         return {"seed": options.seed, "top_layers": options.top_layers, "device": options.device}
 
-    def _offline(self, kind: Any, data: Path, steps: int, given: Mapping[str, Any], **start: Any) -> Path:
-        """Train on the dialogues; the last checkpoint plays, whatever it reaches.
-
-        Greedy games do not measure a policy that is sampled, or guided by another beta.
-        """
-        out, last = self.options.out / kind.algorithm, {"steps": steps, "eval_every": steps, "eval_games": 2}
-        return self._train(kind.for_task(GamesTask, **self._shared, **given, **last, **start, data=data, out=out))
+    def _offline(
+        self, kind: Any, data: Path, states: StatesOfRows, steps: int, given: Mapping[str, Any], **start: Any
+    ) -> Path:
+        """Train on the dialogues."""
+        given = {**self._shared, **given, **_last(steps), **start, "steps": steps, "data": data}
+        options = kind.for_task(GamesTask, **given, out=self.options.out / kind.algorithm)
+        return self._train(options, data=replace(open_data(options), states=states))
 
     def _sampled(self, run: Path) -> UtteranceActor:
         return self._load(run).policy(seed=self.seed)
@@ -202,7 +210,7 @@ class _Demo(NamedTuple):
     def _best(self, folder: Path, choices: Sequence[Mapping[str, Any]]) -> tuple[UtteranceActor, None]:
         """The policy of a run with the best of some options, by games that are not reported."""
         options = self.options
-        games: Any = {"games": options.eval_games, "seed": options.seed + 2000, "device": options.torch_device()}
+        games: Any = {"games": options.choice_games, "seed": options.seed + 2000, "device": options.torch_device()}
         run = self._load(folder)
         policies = [run.policy(**each) for each in choices]
         if len(policies) == 1:
@@ -211,12 +219,12 @@ class _Demo(NamedTuple):
         print("\n".join(f"{each}: {mean:.2f} on other games" for each, mean in zip(choices, returns, strict=True)))
         return policies[returns.index(max(returns))], None
 
-    def _train(self, options: TrainingOptions) -> Path:
+    def _train(self, options: TrainingOptions, **opened: Any) -> Path:
         """Train, unless a run has finished; returns its folder, with the minutes of the last call."""
         if not (options.out / "model").exists():
             print(f"\n{options.algorithm}", flush=True)
             began = time.monotonic()
-            train(options)
+            train(options, **opened)
             write_json(options.out / "minutes.json", {"minutes": (time.monotonic() - began) / 60})
         return options.out
 
@@ -227,7 +235,7 @@ class _Demo(NamedTuple):
             policy, start = make()
             games: Any = {"games": self.options.eval_games, "device": self.options.torch_device()}
             summary, records = self.task.evaluate(policy, seed=self.seed, name=name, split=_SPLIT, **games)
-            metrics = {} if start is None else {"KL": kl_of_games(policy, start, records.rows)}
+            metrics = {} if start is None else {"KL": kl_of_games(records, start)}
             metrics |= {"minutes": minutes} if minutes else {}
             tokenizer = self.task.tokenizer()
             dialogues = [transcript_turns(row, tokenizer) for row in records.rows[:_SHOWN]]
@@ -242,21 +250,30 @@ class _Demo(NamedTuple):
         return played.model_copy(update={"summary": replace(played.summary, metrics=share | played.summary.metrics)})
 
 
+def _last(steps: int) -> dict[str, int]:
+    """Options of a training whose last checkpoint plays, whatever it reaches.
+
+    Greedy games do not measure a policy that is sampled, or guided by another beta; and those of PPO are in its log.
+    """
+    return {"eval_every": steps, "eval_games": 2}
+
+
 def _minutes(run: Path) -> float:
     return read_json(run / "minutes.json", remedy="delete the run")["minutes"]
 
 
 @torch.no_grad()
-def kl_of_games(policy: Any, start: Any, rows: TensorDictBase) -> float:
+def kl_of_games(records: GameRecords, start: UtteranceActor) -> float:
     """Mean over games of the sum over the agent's tokens of ``log pi - log pi_start`` (k1), in nats.
 
     Args:
-        policy: that sampled the games.
+        records: of games that ``pi`` sampled, with its log-probabilities.
         start: the policy to compare it with.
-        rows: of the games, ``[N, T]``.
     """
-    batches = rows.to(next(policy.parameters()).device).split(16)
-    return sum(float((row_log_prob(policy, part) - row_log_prob(start, part)).sum()) for part in batches) / len(rows)
+    batches = records.rows.to(next(start.parameters()).device).split(64)
+    written: Any = records.log_prob
+    there = sum(float(row_log_prob(start, part).sum()) for part in batches)
+    return (float(written.sum()) - there) / len(records)
 
 
 # -- the report, the curves and the page -------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class VisualDialogueDemo(ComparisonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatDemo(DeviceOptions):
-    """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO; half an hour, two cores.
+    """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO; twenty minutes, two cores.
 
     Its page shows the same dialogues side by side.
     """
@@ -178,11 +178,12 @@ class ChatDemo(DeviceOptions):
         None, "name, folder or GGUF file of a chat model; none: SmolLM2-135M-Instruct, from a package of PyPI"
     )
     games: int = option(1000, "dialogues of the scripted player to learn from", ge=20)
-    bc_steps: int = option(100, "training steps of BC", ge=1)
+    bc_steps: int = option(64, "training steps of BC", ge=1)
     ilql_steps: int | None = option(None, "training steps of ILQL; none: 100 on guess, 50 on shop", ge=1)
-    iterations: int = option(15, "training iterations of PPO", ge=2)
+    iterations: int = option(12, "training iterations of PPO", ge=2)
     ppo_games: int = option(64, "games played in parallel in an iteration", ge=1)
     top_layers: int = option(6, "transformer blocks that train, counted from the last", ge=1)
     eval_games: int = option(64, "games for each row of the table", ge=2)
-    betas: tuple[float, ...] = option((6.0, 8.0, 12.0), "weights of ILQL's values to choose from, on other games", gt=0)
+    choice_games: int = option(32, "other games, on which the temperature of BC and ILQL's beta are chosen", ge=1)
+    betas: tuple[float, ...] = option((6.0, 8.0, 12.0), "weights of ILQL's values to choose from", gt=0)
     seed: int = option(0, "seed of everything", ge=0)

@@ -16,13 +16,13 @@ from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
 from torchrl_lang.recipes.algorithms import BC, DT
 from torchrl_lang.recipes.models import begin, loss_options
-from torchrl_lang.recipes.offline import number_to_train
+from torchrl_lang.recipes.offline import OfflineData, number_to_train
 from torchrl_lang.schema import ROW_KEYS
 
 
-def train_bc(options: BC) -> float:
-    """Behaviour cloning; see :func:`train_offline`."""
-    start = begin(options)
+def train_bc(options: BC, data: OfflineData | None = None) -> float:
+    """Behaviour cloning on the data of the options or, already opened, on ``data``; see :func:`train_offline`."""
+    start = begin(options, data)
     loss = BCLoss(start.actor, **loss_options(options, BCLoss, actor_normalizer="action"))
     return start.train(options, loss, start.policy(method="greedy"), start.save)
 

@@ -89,6 +89,8 @@ def _fitted(lm: PreTrainedModel, source: str | Path, tokenizer: Tokenizer, optio
     if new > 0 and (options.lora_rank or options.top_layers):
         remedy = "train all weights, or use a ChatTokenizer, which needs no new tokens"
         warnings.warn(f"{new} tokens are new to {source}, and their embeddings stay random: {remedy}.", stacklevel=2)
+    if new < 0:
+        print(f"{source}: {-new} embeddings that no token of its tokenizer has are left out", flush=True)
     with quiet_transformers():
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True)
 

@@ -18,6 +18,7 @@ from torchrl.objectives import LossModule, TargetNetUpdater
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.modules import with_frozen_states
+from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
 from torchrl_lang.recipes.algorithms import OfflineOptions
 from torchrl_lang.recipes.datasets import dialogue_dataset, open_task
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate
@@ -38,6 +39,7 @@ class OfflineData:
         dataset: the episodes.
         task: of games for evaluations, if there is one.
         source: named by errors.
+        states: those below the first trained layer of an earlier training, to hand on; None: compute them here.
 
     Raises:
         ValueError: there is no task and the agent takes no turn, or the task has another tokenizer or shows other
@@ -47,6 +49,7 @@ class OfflineData:
     dataset: RowDataset
     task: Task | None
     source: Path
+    states: StatesOfRows | None = None
 
     def __post_init__(self) -> None:
         if self.task is None:
@@ -215,13 +218,14 @@ def train_offline(
             rows = best_rows(rows, fraction=options.fraction, bottom_fraction=options.bottom_fraction)
         device = options.torch_device()
 
-        def carrying(rows: TensorDictBase, limit: int | None = None) -> TensorDictBase:
+        def carrying(rows: TensorDictBase, carry: Any = with_frozen_states, **limit: int) -> TensorDictBase:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
-                return with_frozen_states(loss, rows, limit=limit)
+                return carry(loss, rows, **limit)
 
         rows = prepare(rows)
-        if options.steps * options.batch_size > len(rows):
-            rows = carrying(rows, _FROZEN_STATES)
+        if data.states is not None or options.steps * options.batch_size > len(rows):
+            carry = with_frozen_states if data.states is None else data.states.carrying
+            rows = carrying(rows, carry, limit=_FROZEN_STATES)
         buffer = row_buffer(rows, options.batch_size, seed=options.seed)
 
         def evaluate() -> tuple[dict[str, float], dict[str, float]]:

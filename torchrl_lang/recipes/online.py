@@ -25,6 +25,7 @@ from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.recipes.algorithms import OnlineOptions, holds_model
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
+from torchrl_lang.recipes.engines import engine_figures, open_engine, score_as_trainer
 from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
 from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
@@ -171,7 +172,7 @@ def _player(options: OnlineOptions, start: InitialPolicy, policy: TensorDictModu
     return Player(MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options)
 
 
-_FREE = ("start", "pretrained", "workers", "ray_address", "ray_gpus", "record_history")
+_FREE = ("start", "pretrained", "workers", "ray_address", "ray_gpus", "record_history", "engine_option")
 """Options that may change when an online run is resumed; a changed start is recognized by its weights, and a history
 by the epochs that it must have."""
 
@@ -189,7 +190,9 @@ class OnlineRun:
     ) -> None:
         self.options, self.start, self.kl, self.learner, self.recorder = options, start, kl, learner, recorder
         self.optimizer, self.scheduler = make_optimizer(options, learner.loss, options.iterations, rates=learner.rates)
+        self.engine = open_engine(options, start.lm, start.policy)
         self.policy = AutocastPolicy(start.policy) if options.bf16 else start.policy
+        self.policy = self.policy if self.engine is None else self.engine.policy
         player = _player(options, start, self.policy)
         group = getattr(options, "group_size", None) or (1 if options.curriculum else None)
         in_groups = {} if group is None else {"group_size": group}
@@ -249,7 +252,8 @@ class OnlineRun:
                 played.append(self.games.play(to_end=to_end))
             seconds += time.perf_counter() - before
             # Layers that never change are computed once, for the reference and all epochs.
-            rows = self.kl(with_frozen_states(self.start.policy, played[-1].rows))
+            rows = with_frozen_states(self.start.policy, played[-1].rows)
+            rows = self.kl(rows if self.engine is None else score_as_trainer(self.start.policy, rows))
             adjusted.append(rows.exclude(FROZEN_STATES))
             if self.curriculum is not None:
                 self.curriculum.update(played[-1].rows)
@@ -270,13 +274,19 @@ class OnlineRun:
             raise NonFiniteError(error.terms, f"{error.when} of iteration {iteration}") from error
         check_parameters(self.learner.loss, f"after iteration {iteration}")
         self.scheduler.step()
-        self.games.weights_changed()
+        self.weights_changed()
         self.start.policy.forget()  # a run that is resumed here has no cache either
         times = {"seconds_play": seconds, "seconds_learn": time.perf_counter() - began - seconds}
         times["seconds_processor"] = time.process_time() - busy
         # A loss may log a KL of its own as "kl"; the log shows that of the games.
         found = learned | dict(self.learner.metrics()) | self._metrics(played, rows)
         return found | {"learned_from": len(chosen)} | times
+
+    def weights_changed(self) -> None:
+        """Send the current weights to the engine and the workers."""
+        if self.engine is not None:
+            self.engine.send_weights()
+        self.games.weights_changed()
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the policy alone, sampled as in training, on games that are not learned from."""
@@ -311,7 +321,8 @@ class OnlineRun:
 
     def _metrics(self, played: Sequence[CollectedGames], rows: TensorDictBase) -> dict[str, Any]:
         """Metrics of the games; returns are the environment's, without the KL penalty."""
-        return {
+        engine = {} if self.engine is None else engine_figures(rows)
+        return engine | {
             "return": rows.get("raw_reward").sum(-1).mean(),
             "kl": rows.get("kl").sum(-1).mean(),
             "kl_coef": self.kl.coef.detach().clone(),
@@ -352,6 +363,8 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     options, last = run.options, run.options.iterations
     done, log = resume(options, checkpoints, run.parts())
     run.start.policy.forget()
+    if run.engine is not None:
+        run.engine.send_weights()
     if run.games.step is None:  # at the beginning
         run.restart(done)
     if run.recorder is not None:
@@ -362,7 +375,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     with closing(log), progress, stop as asked_to_stop:
         for iteration in range(done + 1, last + 1):
             evaluates = is_due(iteration, options.interval(last), last)
-            figures = run.iterate(iteration, to_end=evaluates)
+            figures = run.iterate(iteration, to_end=evaluates and iteration < last)
             progress.update(iteration, figures)
             if is_due(iteration, options.log_every, last):
                 log.log(iteration, figures)

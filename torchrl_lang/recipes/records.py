@@ -72,7 +72,10 @@ def keep_record(folder: Path, options: Any, *, free: Collection[str] = (), **mor
 
 
 def described(run: Path) -> dict[str, str | None]:
-    """The ``command`` that trained a run, its ``data`` and its ``base_model``, without paths of this machine."""
+    """The ``command`` that trained a run, its ``data`` and its ``base_model``, without paths of this machine.
+
+    Before the command stand those of the runs that it started from, one a line.
+    """
     options = read_options(run / "config.json").model_dump()
     learned: Mapping[str, Any] = options.get("learned_from") or {}
     digest = (
@@ -83,7 +86,17 @@ def described(run: Path) -> dict[str, str | None]:
         else ""
     )
     data = f"{learned['name']}: {learned['episodes']} episodes, SHA-256 {digest}." if learned else None
-    return {"command": _command(options), "data": data, "base_model": _base_model(options)}
+    commands = [command for each in _history(options) if (command := _command(each))]
+    return {"command": "\n".join(commands) or None, "data": data, "base_model": _base_model(options)}
+
+
+def _history(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The options of a run, after those of the runs that it started from, as far as their records are there."""
+    start = options.get("start")
+    record = None if start is None else Path(start) / "config.json"
+    if record is None or not record.exists() or holds_model(record.parent):
+        return [options]
+    return [*_history(read_options(record).model_dump()), options]
 
 
 def _command(options: Mapping[str, Any]) -> str | None:
@@ -115,13 +128,8 @@ def _word(value: Any, *, is_path: bool) -> str:
 
 def _base_model(options: Mapping[str, Any]) -> str | None:
     """The name on the hub of the model that a run began with, or the run that it started from."""
-    start, name = options.get("start"), options.get("pretrained")
-    if name is not None:
-        return None if Path(name).exists() else name
-    record = None if start is None else Path(start) / "config.json"
-    if record is None or not record.exists() or holds_model(record.parent):
-        return None  # a local model has no name
-    return _base_model(read_options(record).model_dump())
+    name = _history(options)[0].get("pretrained")
+    return None if name is None or Path(name).exists() else name  # a local model has no name
 
 
 def results_of(run: Path, name: str) -> list[dict[str, Any]]:

@@ -40,9 +40,12 @@ def build_loss(
     return ILQLLoss(actor, qvalue_module(qvalue), value_module(value), **terms), qvalue, value
 
 
-def train_ilql(options: ILQL) -> float:
-    """ILQL and its variants, with a report on their values in ``values.json``; see :func:`train_offline`."""
-    start = begin(options)
+def train_ilql(options: ILQL, data: OfflineData | None = None) -> float:
+    """ILQL and its variants, with a report on their values in ``values.json``; see :func:`train_offline`.
+
+    It learns from the data of the options or, already opened, from ``data``.
+    """
+    start = begin(options, data)
     loss, qvalue, value = build_loss(options, start.model.lm, start.actor, start.control.end_of_action)
     target, decoding = loss.target_qvalue_network(), RunDecoding(guidance_clip=options.guidance_clip)
     guidance = ValueGuidance(target, value, beta=options.beta, clip=decoding.guidance_clip)

@@ -155,8 +155,9 @@ class RowFormat:
         """
         string = self.all_joins.get(f"{first}>{second}")
         if string is None:
-            why = f"the template refuses or rewrites it, or the format has a system prompt. It has {[*self.all_joins]}"
-            raise ValueError(f"Rows of this chat template cannot have '{first}>{second}': {why}.")
+            why = "the template refuses or rewrites it, or the format has a system prompt"
+            remedy = f"Write its text into a message of the user, or use what it has, {[*self.all_joins]}"
+            raise ValueError(f"Rows of this chat template cannot have '{first}>{second}': {why}. {remedy}.")
         return string
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:

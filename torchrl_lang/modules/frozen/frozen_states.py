@@ -60,7 +60,7 @@ def frozen_blocks(model: Any) -> int:
     path, blocks = block_list(model)
     above = tuple(f"{name}." for name in (path, *FINAL_NORMS))
     before = [module for name, module in model.named_modules() if not f"{name}.".startswith(above)]
-    if any(map(_changes, _lower_weights(model, 0))) or any(map(is_adapter, before)):
+    if any(map(_changes, lower_weights(model, 0))) or any(map(is_adapter, before)):
         return 0
     changes = [any(map(_changes, block.parameters())) or any(map(is_adapter, block.modules())) for block in blocks]
     return [*changes, True].index(True)
@@ -73,13 +73,18 @@ def states_name(model: Any, blocks: int) -> str | None:
     that share them, in this process. Moves such as ``.to(dtype)`` and other memory behind ``.data`` are noticed, writes
     into the same memory through ``.data`` are not.
     """
-    weights = _lower_weights(model, blocks)
+    weights = lower_weights(model, blocks)
     if any(map(_changes, weights)):
         return None
-    kind = weights[0].device.type
-    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    autocast = autocast_of(weights[0].device)
     known = tuple((_number(w), w._version, w.data_ptr(), str(w.dtype), str(w.device)) for w in weights)
     return f"{blocks}_{hash((known, str(autocast))):x}_{_START}{os.getpid():x}"
+
+
+def autocast_of(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast on a device, where it is on."""
+    kind = device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _changes(weight: Tensor) -> bool:
@@ -109,7 +114,7 @@ def upper_part(model: Any, blocks: int) -> Any:
     return _with(model, {path: found[blocks:], **learned}, slice(blocks, None))
 
 
-def _lower_weights(model: Any, blocks: int) -> list[Tensor]:
+def lower_weights(model: Any, blocks: int) -> list[Tensor]:
     """The weights of the lowest blocks and of what is before all blocks."""
     path, found = block_list(model)
     above = {f"{path}.{number}" for number in range(blocks, len(found))} | set(FINAL_NORMS)

@@ -100,7 +100,7 @@ def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | N
         >>> carrying = with_frozen_states(actor, rows)
         >>> torch.testing.assert_close(actor(carrying)["logits"], actor(rows)["logits"])
     """
-    trunk = next((child for child in actor.modules() if isinstance(child, Trunk)), None)
+    trunk = first_trunk(actor)
     if trunk is None or not trunk.frozen_layers or not rows.get(TOKENS).numel():
         return rows
     tokens, mask = rows.get(TOKENS).long(), rows.get(ATTENTION_MASK)
@@ -125,8 +125,18 @@ def _divides(trunk: Trunk, row: Tensor) -> bool:
         with torch.no_grad(), eval_mode(trunk):
             found = [trunk(row, real, frozen=frozen) for frozen in (None, trunk.frozen_states(row, real))]
         one, other = ((states[0] if trunk.expose_pre_norm else states).double() for states in found)
-        _divided[trunk.model] = bool((one - other).abs().mean() <= _ROUNDING * one.abs().mean())
+        _divided[trunk.model] = are_alike(one, other)
     return _divided[trunk.model]
+
+
+def are_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether states of the same tokens differ by rounding alone."""
+    return bool((one - other).abs().mean() <= _ROUNDING * one.abs().mean())
+
+
+def first_trunk(actor: nn.Module) -> Trunk | None:
+    """The first trunk of an actor or of a loss with one."""
+    return next((child for child in actor.modules() if isinstance(child, Trunk)), None)
 
 
 def transformer_blocks(model: nn.Module) -> nn.ModuleList:
