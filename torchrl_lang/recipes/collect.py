@@ -26,6 +26,7 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.head_values import STATE_VALUE
+from torchrl_lang.recipes.ray_collector import RayWorkers
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TRAIN_MASK
 
@@ -188,8 +189,6 @@ class Games:
             self._make = functools.partial(Collector, self.env, frames_per_batch=games * turns, **common)
             self._batches = 1
         elif kind == "ray":
-            from torchrl_lang.recipes.ray_collector import RayWorkers  # imports command_line, with it tyro
-
             make = functools.partial(task.env, games // workers, **env_options)
             shared: dict[str, Any] = {"games": games // workers, "turns": turns, "workers": workers, "seed": seed + 1}
             self._make = functools.partial(RayWorkers, make, rows=self._rows, device=device, **shared, **cluster)
