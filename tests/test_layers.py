@@ -12,7 +12,7 @@ import pytest
 from tests.processes import run
 from tests.weight import PACKAGE, imports, parsed, sources
 
-LAYERS = [["_files"], ["_checks", "_random_stream"], ["_http", "schema", "functional"], ["text"], ["data"]]
+LAYERS = [["_files"], ["_checks", "_random_stream", "_ranks"], ["_http", "schema", "functional"], ["text"], ["data"]]
 LAYERS += [["envs", "modules"], ["transforms", "objectives"], ["evaluation"], ["algorithm_distillation", "training"]]
 LAYERS += [["recipes"], ["__main__"]]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

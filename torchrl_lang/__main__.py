@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from torchrl_lang.recipes.algorithms import ALGORITHMS
+from torchrl_lang.recipes.algorithms import ALGORITHMS, together
 from torchrl_lang.recipes.command_line import UsageError, describe, parse
 from torchrl_lang.recipes.options import near
 from torchrl_lang.recipes.stopping import Stopped
@@ -87,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog = " ".join([_PROG, *argv[: len(argv) - len(words)]])
             options = parse(kind, words, prog)
             if options is not None:
-                attribute(place)(options)
+                with together(options):
+                    attribute(place)(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         resumes = argv[:1] and argv[0] in RESUMABLE
@@ -106,6 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(message: str) -> None:
+    if "RANK" in os.environ:  # one of several processes
+        from torchrl_lang import _ranks
+
+        if not _ranks.speaks():
+            return
     print(f"torchrl_lang: {message}", file=sys.stderr, flush=True)
 
 

@@ -71,7 +71,7 @@ def seen(walks, monkeypatch):
 def test_options_of_algorithms_without_a_v(seen, recipe, more, expected):
     given = ["--gamma", "0.9", "--turn-gamma", "0.8", "--qvalue-weight", "0.7", "--tau", "0.25"]
     loss, policy, rule, parts = seen(recipe, *more, *given)
-    assert parts["target_updater"].eps == 0.75
+    assert parts["tau"] == 0.25
     guidance = rule.guidance
     found = {"beta": guidance.beta, "include_logits": guidance.include_logits, "min_p": rule.min_p}
     assert found | {"method": policy.method} == expected
@@ -94,7 +94,7 @@ def test_options_of_q_sft(walks, seen):
     dataset = load_dataset(walks / "data")
     assert (loss.value_min, loss.value_max) == return_range(dataset.rows, dataset.tokenizer, 0.9, 0.8)
     assert (loss.gamma, loss.turn_gamma, loss.threshold, loss.rest) == (0.9, 0.8, 0.2, dataset.tokenizer.control.pad)
-    assert parts["target_updater"].eps == 0.75
+    assert parts["tau"] == 0.25
     assert (rule.guidance.beta, rule.guidance.ratio, rule.min_p) == (3.0, True, 0.2)
     reference = dict(loss.reference.actor.named_parameters())
     assert all(weight is reference[name] for name, weight in policy.named_parameters() if name in reference)
@@ -143,12 +143,12 @@ def test_options_of_preferences(walks, seen, capsys):
 def test_options_of_algorithms_with_values_of_utterances(walks, seen):
     common = ["--start", "bc", "--gamma", "0.8", "--tau", "0.25", "--candidates", "3"]
     loss, policy, _, parts = seen("chai", *common, "--cql-weight", "0.3")
-    assert (loss.gamma, loss.cql_weight, policy.candidates, parts["target_updater"].eps) == (0.8, 0.3, 3, 0.75)
+    assert (loss.gamma, loss.cql_weight, policy.candidates, parts["tau"]) == (0.8, 0.3, 3, 0.25)
     weights = ["--value-weight", "0.6", "--qvalue-weight", "0.7", "--log-prob-weight", "0.2", "--expectile", "0.9"]
     loss, policy, _, parts = seen("utterance-ilql", *common, *weights)
     assert (loss.gamma, loss.expectile, loss.value_weight, loss.qvalue_weight) == (0.8, 0.9, 0.6, 0.7)
     decoder = policy.decoder
-    assert (loss.transition_weight, parts["target_updater"].eps) == (1.0, 0.75)
+    assert (loss.transition_weight, parts["tau"]) == (1.0, 0.25)
     assert loss.end_of_action == decoder.control.end_of_action
     assert (decoder.candidates, decoder.end_value_weight, decoder.log_prob_weight) == (3, 1.0, 0.2)
 

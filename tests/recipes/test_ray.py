@@ -139,7 +139,8 @@ def test_a_run_on_a_cluster(address, wordle, tmp_path, capsys, monkeypatch):
     assert "leave out --collector ray" in refused(capsys, *ppo, "--curriculum", "4")
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
-        assert "leave out torchrun" in refused(capsys, *ppo)
+        patch.setenv("RANK", "0")
+        assert "--collector ray plays for one learner" in refused(capsys, *ppo)
     assert main([str(word) for word in [*ppo, *small, "--eval-games", "4"]]) == 0
     log = log_of(run)
     assert abs(float(log[0]["kl"])) < 1e-4 < abs(float(log[2]["kl"]))

@@ -35,6 +35,8 @@ class EpochSampler(Sampler):
     Args:
         seed: seed of the orders.
         drop_last: drop an epoch's last, smaller batch; each epoch drops other rows.
+        share: ``(k, n)``: of each batch only the share of process ``k`` of ``n``, every ``n``-th row of it. A smaller
+            batch may leave a process nothing.
 
     Attributes:
         epoch: the epoch of the last batch, counted from zero; -1 before the first batch.
@@ -55,8 +57,10 @@ class EpochSampler(Sampler):
     """Whether the last batch was the last one of its epoch. (The replay buffer resets it.)"""
 
     @checked
-    def __init__(self, *, seed: Annotated[int, 0] = 0, drop_last: bool = False) -> None:
-        self.seed, self.drop_last = seed, drop_last
+    def __init__(
+        self, *, seed: Annotated[int, 0] = 0, drop_last: bool = False, share: tuple[int, int] = (0, 1)
+    ) -> None:
+        self.seed, self.drop_last, self.share = seed, drop_last, share
         self.epoch, self._position, self._size = -1, 0, 0
         self._order: Tensor | None = None
 
@@ -77,7 +81,8 @@ class EpochSampler(Sampler):
         self._position += len(index)
         self._remaining_batches = self._left(batch_size)
         self.ran_out = self._remaining_batches <= 0
-        return index, {}
+        first, processes = self.share
+        return index[first::processes], {}
 
     def _left(self, batch_size: int) -> int:
         """Number of batches left in the epoch."""
@@ -127,6 +132,7 @@ class BucketSampler(EpochSampler):
         seed: seed of the orders.
         pool: number of batches that are sorted together; more of them reduce padding and variety.
         drop_last: drop an epoch's last, smaller batch.
+        share: ``(k, n)``, see :class:`EpochSampler`.
 
     Examples:
         >>> import torch
@@ -138,9 +144,16 @@ class BucketSampler(EpochSampler):
 
     @checked
     def __init__(
-        self, lengths: Tensor, batch_size: Count, *, seed: int = 0, pool: Count = 16, drop_last: bool = False
+        self,
+        lengths: Tensor,
+        batch_size: Count,
+        *,
+        seed: int = 0,
+        pool: Count = 16,
+        drop_last: bool = False,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        super().__init__(seed=seed, drop_last=drop_last)
+        super().__init__(seed=seed, drop_last=drop_last, share=share)
         self.lengths = lengths.cpu().numpy()
         self.batch_size, self.pool = batch_size, pool
 
@@ -216,6 +229,7 @@ def row_buffer(
     trim: bool = True,
     bucket: bool | int = False,
     drop_last: bool = False,
+    share: tuple[int, int] = (0, 1),
     prefetch: int | None = None,
     transform: Transform | None = None,
 ) -> TensorDictReplayBuffer:
@@ -234,6 +248,8 @@ def row_buffer(
         bucket: batch rows of similar length (see :class:`BucketSampler`, also for the bias); a
             number is the number of batches that are sorted together.
         drop_last: drop an epoch's last, smaller batch.
+        share: ``(k, n)``: sample what process ``k`` of ``n`` gets of each batch of ``batch_size`` rows, every ``n``-th
+            row of it. All processes need the same seed; their shares make up the batches of a single process.
         prefetch: number of threads and of batches that they read ahead. It helps if reading is slow or a core is idle.
             One thread keeps the order of batches, several may change it.
         transform: applied to a batch after trimming.
@@ -259,7 +275,7 @@ def row_buffer(
         if TOKEN_REWARD not in rows.keys():  # losses such as BC need none
             checked.set(TOKEN_REWARD, torch.zeros_like(entry(rows, TOKENS), dtype=torch.float32))
         check_row(checked)
-    options: Any = {"seed": seed, "drop_last": drop_last}
+    options: Any = {"seed": seed, "drop_last": drop_last, "share": share}
     sampler = EpochSampler(**options) if rows.shape[0] else _NoRows(**options)
     if bucket and rows.shape[0]:
         lengths = row_length(entry(rows, ATTENTION_MASK)).reshape(len(rows), -1).amax(-1)

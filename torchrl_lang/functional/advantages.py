@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from torchrl_lang import _ranks
 from torchrl_lang._checks import check_options, have_shapes
 from torchrl_lang.functional.decisions import begins_utterance, decision_mask, shift_right
 from torchrl_lang.functional.precision import scalar_like
@@ -171,10 +172,10 @@ def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
         tensor([0.])
     """
     counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted
-    number = counted.sum()
-    mean = torch.where(counted, values, 0.0).sum() / number.clamp_min(1)
+    number = _ranks.total(counted.sum())
+    mean = _ranks.total(torch.where(counted, values, 0.0).sum()) / number.clamp_min(1)
     centred = torch.where(counted, values - mean, 0.0)
-    deviation = (centred.square().sum() / (number - 1).clamp_min(1)).sqrt()
+    deviation = (_ranks.total(centred.square().sum()) / (number - 1).clamp_min(1)).sqrt()
     return centred / deviation.clamp_min(1e-6)
 
 

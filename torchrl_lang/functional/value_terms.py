@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchrl_lang import _ranks
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.filters import filtered
 from torchrl_lang.functional.precision import scalar_like
@@ -165,8 +166,29 @@ def advantage_weight(
     return weight if clip is None else weight.clamp_max(clip)
 
 
+def divisor(counted: Tensor) -> Tensor:
+    """The number of entries that count, at least 1, by which a sum over them becomes a mean.
+
+    Where processes share a batch it is the mean of their numbers, so that the mean of what each divides by it is the
+    mean over all entries of the batch.
+
+    Args:
+        counted: bool or numbers, any shape; the number is their sum.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional.value_terms import divisor
+        >>> divisor(torch.tensor([True, False, True]))
+        tensor(2)
+    """
+    number = counted.sum()
+    return _ranks.total(number).clamp_min(1) / _ranks.size() if _ranks.shares_batch() else number.clamp_min(1)
+
+
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the positions where ``mask`` is True; 0 if there are none. Masked values may even be NaN.
+
+    Where processes share a batch it is the mean over all of it, without gradients.
 
     Examples:
         >>> import torch
@@ -174,7 +196,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
         >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([True, True, False]))
         tensor(2.)
     """
-    return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)
+    return _ranks.total(torch.where(mask, values, 0).sum()) / _ranks.total(mask.sum()).clamp_min(1)
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:

@@ -131,11 +131,11 @@ def with_drawn(rows: TensorDictBase, drawn: TensorDictBase) -> TensorDictBase:
     played.set(DRAWN, torch.zeros_like(played.get(TERMINATED)))
     drawn = drawn.select(*played.keys())
     width = max(part.get(TOKENS).shape[-1] for part in (played, drawn))
-    both: TensorDictBase = torch.cat([_widened(played, width), _widened(drawn, width)])
+    both: TensorDictBase = torch.cat([widened(played, width), widened(drawn, width)])
     return both
 
 
-def _widened(rows: TensorDictBase, width: int) -> TensorDictBase:
+def widened(rows: TensorDictBase, width: int) -> TensorDictBase:
     """Rows with the entries of their tokens padded with zeros to ``width``."""
     shape, out = rows.get(TOKENS).shape, rows.copy()
     for key, value in rows.items():

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 T = TypeVar("T")
 
 _CALL = "_torchrl_lang_call"
+_STATE = "__composable_api_state_key"  # the names of what fully_shard adds to a module begin so
 _gathered: WeakSet[nn.Module] = WeakSet()
 
 _ADVICE = (
@@ -79,10 +83,8 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         part.unshard()
     hooks = [(table, dict(table)) for part in parts for table in (part._forward_pre_hooks, part._forward_hooks)]
     try:
-        for table, before in hooks:  # these hooks would shard each block again after its forward
-            for key, hook in before.items():
-                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
-                    del table[key]
+        for table, _ in hooks:  # these hooks would shard each block again after its forward
+            _remove_hooks(table)
         _gathered.update(parts)
         yield
     finally:
@@ -92,3 +94,117 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         for part in parts:
             _gathered.discard(part)
             part.reshard()
+
+
+# -- models that are sharded as a whole, see shard --------------------------------------------------------------------
+
+_models: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()  # in the order in which they were sharded
+
+
+def shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh) -> None:
+    """Shard the weights of a model's blocks, and of all else in it, over the processes of a mesh.
+
+    Before an optimizer is made of its parameters.
+    """
+    # Nothing writes into the states that a model returns.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    _models[model] = None
+
+
+def any_sharded() -> bool:
+    """Whether there are models that :func:`shard` has sharded."""
+    return bool(_models)
+
+
+@contextmanager
+def all_gathered() -> Iterator[None]:
+    """Gather those models, see :func:`gathered`, so that one process may run them without the others."""
+    with gathered(list(_models)) if _models else nullcontext():
+        yield
+
+
+def unshard(*, keep: bool) -> None:
+    """Make plain modules of those models, which ``keep`` their whole weights or lose them.
+
+    Optimizers and others that hold the sharded parameters hold them still.
+    """
+    for model in list(_models):
+        del _models[model]
+        plain: dict[int, nn.Parameter] = {}  # tied weights stay tied
+        for module in model.modules():
+            for name, weight in module._parameters.items():
+                if isinstance(weight, DTensor):
+                    if id(weight) not in plain:
+                        whole = whole_tensor(weight.detach())
+                        plain[id(weight)] = nn.Parameter(whole if keep else whole.new_empty(0), weight.requires_grad)
+                    module._parameters[name] = plain[id(weight)]
+        for module in model.modules():
+            for name in ("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"):
+                _remove_hooks(getattr(module, name))
+            for name in [name for name in vars(module) if name == _CALL or name.startswith(_STATE)]:
+                del vars(module)[name]
+            if isinstance(module, FSDPModule):
+                _remove_hooks(module._forward_pre_hooks)
+                _remove_hooks(module._forward_hooks)
+                module.__class__ = type(module).__mro__[FSDPModule._orig_cls_mro_index]
+
+
+def _remove_hooks(table: dict[int, Any]) -> None:
+    """Remove the hooks of FSDP's from the table of a module."""
+    for key, hook in list(table.items()):
+        if getattr(getattr(hook, "hook", hook), "__module__", "").startswith("torch.distributed.fsdp"):
+            del table[key]
+
+
+# -- whole tensors -----------------------------------------------------------------------------------------------------
+
+
+def whole_tensor(value: Any) -> Any:
+    """The whole of a sharded tensor, which all processes must ask for; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def whole_state(state: Any) -> Any:
+    """A nested state whose sharded tensors are whole, on the CPU."""
+    if isinstance(state, Mapping):
+        return {key: whole_state(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(map(whole_state, state))
+    return whole_tensor(state).cpu() if isinstance(state, DTensor) else state
+
+
+def sharded_like(like: Any, value: Tensor) -> Tensor:
+    """The part of a whole tensor that belongs to this process, if ``like`` is sharded, in the same way."""
+    if not isinstance(like, DTensor) or isinstance(value, DTensor):
+        return value
+    whole = value.to(like.device)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def load_whole(owner: Any, state: Any) -> None:
+    """``owner.load_state_dict(state)`` with a state of whole tensors, where those of the owner are sharded."""
+    if not any_sharded():
+        owner.load_state_dict(state)
+        return
+    if not isinstance(owner, Optimizer):
+        owner.load_state_dict(_like(owner.state_dict(), state))
+        return
+    owner.load_state_dict(state)
+    for weight, moments in owner.state.items():
+        for name, value in moments.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                moments[name] = sharded_like(weight, value)
+
+
+def _like(present: Any, state: Any) -> Any:
+    if isinstance(state, Mapping) and isinstance(present, Mapping):
+        return {key: _like(present.get(key), value) for key, value in state.items()}
+    return sharded_like(present, state) if isinstance(state, Tensor) else state
+
+
+def local_part(value: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value

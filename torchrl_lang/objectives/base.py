@@ -20,7 +20,7 @@ from torchrl_lang._checks import check_given, check_options
 from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
-from torchrl_lang.functional.value_terms import masked_mean
+from torchrl_lang.functional.value_terms import divisor, masked_mean
 from torchrl_lang.modules.actor import LOGITS
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import reads_features
@@ -506,7 +506,7 @@ class RowLoss(ReferenceHolder, LossModule):
         values = torch.where(counted, values, 0)  # not multiplied: a masked value may be infinite
         if self.reduction == "none":
             return batch.at_decisions(values, place).reshape(batch.shape)
-        return values.sum() if self.reduction == "sum" else values.sum() / counted.sum().clamp_min(1)
+        return values.sum() if self.reduction == "sum" else values.sum() / divisor(counted)
 
     def _output(
         self, batch: TransitionBatch, losses: dict[str, Tensor], metrics: dict[str, Tensor], mask: Tensor | None = None

@@ -10,6 +10,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import split_actor, vocabulary_size
@@ -17,7 +18,8 @@ from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import ACTION_VALUE, SHAPES, checked_values, with_heads, zero_states
 from torchrl_lang.modules.hugging_face import applies_dropout, eval_mode
 from torchrl_lang.modules.row_scoring import RowScorer
-from torchrl_lang.modules.trunk import HIDDEN, trunk_of
+from torchrl_lang.modules.sharding import gathered, whole_tensor
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
 from torchrl_lang.schema import missing_entry
 
 # -- actors ------------------------------------------------------------------------------------------------------------
@@ -186,7 +188,14 @@ def lent(params: TensorDictBase, module: nn.Module) -> Iterator[None]:
     It gets their ``.data``: what ``to_module`` lends itself comes back from the module as trainable parameters, from
     which no target updater can be made. Dropout would make targets noisy, and the maximum of noisy values too large.
     """
-    with params.data.to_module(module), eval_mode(module):
+    constants = params.data
+    if not any(isinstance(weight, DTensor) for weight in constants.values(True, True)):
+        with constants.to_module(module), eval_mode(module):
+            yield
+        return
+    trunks = (part for part in module.modules() if isinstance(part, Trunk))
+    roots = [trunk.sharded_root for trunk in trunks if trunk.sharded_root is not None]
+    with gathered(roots), constants.apply(whole_tensor).to_module(module), eval_mode(module):
         yield
 
 

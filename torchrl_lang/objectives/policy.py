@@ -18,6 +18,7 @@ from torchrl_lang._checks import check_options
 from torchrl_lang.functional import advantage_weight, categorical_entropy, categorical_kl, shift_left
 from torchrl_lang.functional.linear import linear_cross_entropy
 from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.functional.value_terms import divisor
 from torchrl_lang.modules.actor import LOGITS, linear_layer
 from torchrl_lang.modules.controllers import KLController, as_controller
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -96,7 +97,7 @@ def actor_loss(
         return total
     counts = shift_left(batch.attention_mask) if loss.actor_normalizer == "all" else batch.decision
     counts = counts if batch.mask is None else counts & batch.mask
-    return total / counts.sum().clamp_min(1)
+    return total / divisor(counts)
 
 
 def environment_loss(loss: RowLoss, batch: TransitionBatch, rows: TensorDictBase) -> Tensor:

@@ -22,7 +22,7 @@ from torchrl_lang.functional import kl_estimate, shift_left, standardized, turn_
 from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
 from torchrl_lang.functional.decisions import begins_utterance, shift_right
 from torchrl_lang.functional.kl import KLEstimator
-from torchrl_lang.functional.value_terms import explained_variance
+from torchrl_lang.functional.value_terms import divisor, explained_variance
 from torchrl_lang.modules.controllers import KLController
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -361,8 +361,8 @@ class PPOLoss(RowLoss):
             if self.kl_estimator != "exact":
                 kl = _corrected_kl(log_rho, scores.log_prob, given["ref_log_prob"], self.kl_estimator)
             losses["loss_kl"] = self.kl_controller(kl.dtype) * self._aggregate(kl, batch)
-            played = batch.at_decisions(counted.float()).any(-1).sum().clamp_min(1)
-            metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / played
+            played = batch.at_decisions(counted.float()).any(-1)
+            metrics["kl"] = torch.where(counted, kl.detach(), 0.0).sum() / divisor(played)
         return self._output(batch, losses, metrics)
 
     def _total(self, batch: TransitionBatch, unit: str, values: Tensor) -> Tensor:
@@ -386,11 +386,11 @@ class PPOLoss(RowLoss):
             return self._reduce_decisions(values, batch)
         values = torch.where(batch.counts, values, 0)
         if not isinstance(self.aggregation, str):
-            return values.sum() / (self.aggregation * max(len(batch.decision), 1))
+            return values.sum() / (self.aggregation * divisor(torch.ones_like(batch.row_terminated)))
         counted = batch.counts.to(values.dtype)
         unit = "turn" if self.aggregation == "turn_mean" else "row"
         share = counted / self._total(batch, unit, counted).clamp_min(1)  # the sum of the shares is the number of units
-        return (share * values).sum() / share.sum().clamp_min(1)
+        return (share * values).sum() / divisor(share)
 
     @torch.no_grad()
     def _metrics(self, scores: TokenScores, log_ratio: Tensor, counted: Tensor) -> dict[str, Tensor]:

@@ -416,7 +416,8 @@ class KTOLoss(PreferenceLoss):
         limit = None if trunk is None else trunk.room(0 if features is None else features.places)
         other = mismatched(batch, rows, rows.roll(-1), limit=limit)
         log_prob = self._log_prob(self.scorer, other, self.scorer.states(other))
-        return other.at_decisions(log_prob - self._ref_log_prob(other)).sum(-1).mean().clamp_min(0)
+        ratio = other.at_decisions(log_prob - self._ref_log_prob(other)).sum(-1)
+        return masked_mean(ratio, torch.ones_like(ratio, dtype=torch.bool)).clamp_min(0)
 
 
 def mismatched(batch: TransitionBatch, first: Tensor, second: Tensor, *, limit: int | None = None) -> DecisionBatch:

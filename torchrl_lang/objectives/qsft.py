@@ -147,8 +147,8 @@ class QSFTLoss(RowLoss):
         """Compute the losses of a batch of rows."""
         batch = self._find(tensordict)
         self._refuse(batch, self._rules(batch))
+        y = self._target(batch)  # first, as a sharded model runs with other weights for it
         rows = self._policy_trunk(batch.rows.copy())
-        y = self._target(batch)
         w = batch.at_decisions((y - self.value_min) / (self.value_max - self.value_min)).flatten()
         scorer, states = self._scorer(self.language_actor), self._policy_states(rows)
 

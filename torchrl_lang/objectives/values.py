@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.precision import upcast_half
+from torchrl_lang.functional.value_terms import divisor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.modules.heads import TiedQValueHead
@@ -245,7 +246,7 @@ class QValues:
             self._taken = _put_back(taken, kept, batch)
         if recompute:
             return batch.at_decisions(_put_back(each.sum(-1), kept, batch)).reshape(batch.shape)
-        return total if loss.reduction == "sum" else total / batch.counts.sum().clamp_min(1)
+        return total if loss.reduction == "sum" else total / divisor(batch.counts)
 
 
 @torch.no_grad()

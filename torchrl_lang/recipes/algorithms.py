@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -153,6 +154,8 @@ _PRETRAINED: Mapping[str, Any] = {
     "eval_every": None,  # that of a task is for longer runs
 }
 _ADAPTERS_LR = 1e-3
+_UNSHARDED = ("kto", "archer", "chai")
+"""Algorithms whose number of passes depends on the rows of a process, or that have further models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +188,9 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
     )
     lora_rank: int | None = option(None, "train LoRA adapters of this rank, not the weights (needs peft)", ge=1)
     lora_layers: int | None = option(None, "adapters on this number of last blocks only; none: on all", ge=1)
+    shard: bool = option(
+        False, "share the weights of the models out to the processes of torchrun, each of which else has a copy"
+    )
     eval_games: int = option(256, "games in an evaluation", group="evaluation", ge=1)
 
     def __post_init__(self) -> None:
@@ -197,6 +203,10 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
             raise ValueError(f"--lora-layers {self.lora_layers} is for adapters: give their --lora-rank, too.")
         if self.lora_rank is not None and self.start is None and self.pretrained is None:
             raise ValueError("--lora-rank trains adapters of a model that exists: give --start or --pretrained.")
+        if self.shard and self.optimizer != "adamw":
+            raise ValueError("--shard trains with --optimizer adamw: muon needs whole matrices.")
+        if self.shard and self.algorithm in _UNSHARDED:
+            raise ValueError(f"{self.algorithm} cannot --shard its models: leave it out.")
         if self.dtype == "float16" and self.lora_rank is None:
             raise ValueError("Small gradients are 0 in --dtype float16: give --lora-rank, or another dtype.")
 
@@ -745,8 +755,6 @@ class OnlineOptions(
             raise ImportError("--engine vllm needs an extra: pip install 'torchrl-lang[vllm]'.")
         if self.collector == "ray" and importlib.util.find_spec("ray") is None:
             raise ImportError("--collector ray needs an extra: pip install 'torchrl-lang[ray]'.")
-        if self.collector == "ray" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise ValueError("--collector ray plays for one learner: leave out torchrun, or --collector ray.")
 
     @property
     def source(self) -> Path:
@@ -992,6 +1000,30 @@ ALGORITHMS: dict[str, type[TrainingOptions]] = {
 """The algorithms of ``train`` by name."""
 
 
+def together(options: Options) -> AbstractContextManager[None]:
+    """Where ``torchrun`` has started this process, a context in which it trains together with the others.
+
+    Raises:
+        ValueError: the options are of a command that works alone, or the batches are too small to be shared out.
+    """
+    alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+    if alone and getattr(options, "shard", False):
+        raise ValueError("--shard shares weights out to the processes of torchrun: start the command with torchrun.")
+    if alone or "RANK" not in os.environ:
+        return nullcontext()
+    from torchrl_lang import _ranks  # it imports torch
+
+    number = os.environ["WORLD_SIZE"]
+    if not isinstance(options, RunOptions):
+        raise ValueError(f"Only the training of language models runs in {number} processes: leave out torchrun.")
+    if options.batch_size < int(number):
+        raise ValueError(f"--batch-size {options.batch_size} is fewer than one for each of {number} processes.")
+    if getattr(options, "collector", None) == "ray":
+        raise ValueError("--collector ray plays for one learner: leave it out, or torchrun.")
+    _ranks.choose_gpu()
+    return _ranks.joined(options.torch_device())
+
+
 def train(options: TrainingOptions, **opened: Any) -> float:
     """Train with the options of an algorithm; returns the figure that chose the checkpoint, mostly the mean return.
 
@@ -1009,4 +1041,5 @@ def train(options: TrainingOptions, **opened: Any) -> float:
         FileNotFoundError: There is no dataset in runs/data...
     """
     module, _, name = options.place.partition(":")
-    return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options, **opened)
+    with together(options):
+        return getattr(importlib.import_module(f"torchrl_lang.recipes.{module}"), name)(options, **opened)

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.objectives import SoftUpdate
 
+from torchrl_lang import _ranks
 from torchrl_lang.data import LatestRows, row_buffer
 from torchrl_lang.modules import (
     UtteranceQValueHead,
@@ -24,7 +25,14 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import ArCHerLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import ArCHer
 from torchrl_lang.recipes.models import loss_options
-from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
+from torchrl_lang.recipes.online import (
+    InitialPolicy,
+    Learner,
+    gather_rows,
+    kl_transform,
+    load_initial_policy,
+    train_online,
+)
 from torchrl_lang.recipes.runs import TrainableState
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, RAW_REWARD, TERMINATED, TOKENS
 from torchrl_lang.training import adamw, train_steps, warmup_cosine
@@ -80,8 +88,7 @@ class ArCHerLearner(Learner):
         self.scheduler.step()
         if not self.trains_policy(iteration):
             return rows[:0]
-        drawn = draw_utterances(self.policy, games if self.options.states == "new" else replayed, self.options.draws)
-        return self.critic.estimate(drawn)
+        return gather_rows(self.critic.estimate(self._draw(games if self.options.states == "new" else replayed)))
 
     def trains_policy(self, iteration: int) -> bool:
         """Whether the warmup of the critic is over."""
@@ -96,10 +103,15 @@ class ArCHerLearner(Learner):
         own: dict[str, Stateful] = {"critic": TrainableState(self.state), "critic_optimizer": self.optimizer}
         return own | {"critic_scheduler": self.scheduler, "pool": self.pool}
 
+    def _draw(self, rows: TensorDictBase) -> TensorDictBase:
+        """Draw the share of the utterances that belongs to this process."""
+        return draw_utterances(self.policy, rows, -(-self.options.draws // _ranks.size()))
+
     def _train_critic(self, rows: TensorDictBase, iteration: int) -> dict[str, Tensor]:
-        options, size, seed = self.options, self.options.batch_size, self.options.seed + iteration
-        played = row_buffer(rows, size, seed=seed)
-        drawn = row_buffer(draw_utterances(self.policy, rows, options.draws), size, seed=seed)
+        options, size = self.options, self.options.batch_size
+        shared: Any = {"seed": options.seed + iteration, "share": (_ranks.rank(), _ranks.size())}
+        played = row_buffer(rows, size, **shared)
+        drawn = row_buffer(gather_rows(self._draw(rows)), size, **shared)
         steps = train_steps(
             self.critic,
             lambda: with_drawn(played.sample(), drawn.sample()).to(options.torch_device()),

@@ -236,8 +236,10 @@ class Games:
         if self._collector is None:
             return  # the next collector starts with them
         self._updates += 1
-        if self.kind in ("single", "ray"):
-            self._collector.update_policy_weights_()  # they are the policy's own; the version goes up
+        if self.kind == "single":
+            self._collector.increment_version()  # it plays with the policy itself
+        elif self.kind == "ray":
+            self._collector.update_policy_weights_()  # it has the policy
         else:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
 

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from torchrl_lang import _ranks
 from torchrl_lang._files import FileError, folder_lock, remove_leftovers
 from torchrl_lang.data import DialogueReader, RowDataset, dataset_from_jsonl, load_dataset
 from torchrl_lang.data.dataset import MANIFEST, ROWS
@@ -142,9 +143,11 @@ def dialogue_dataset(options: OfflineOptions, task: Task | None) -> RowDataset:
         ValueError: the options contradict each other, or no tokenizer fits.
     """
     folder = options.out / "data"
-    with output_folder(options.out, "trains"):
-        if not (folder / MANIFEST).exists() or not Checkpointer(options.out / "checkpoints").steps():
-            _write_dialogues(options, task, folder)
+    if _ranks.is_first():
+        with output_folder(options.out, "trains"):
+            if not (folder / MANIFEST).exists() or not Checkpointer(options.out / "checkpoints").steps():
+                _write_dialogues(options, task, folder)
+    _ranks.wait()
     return load_dataset(folder)
 
 

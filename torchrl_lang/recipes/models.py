@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import nn
-from torchrl.objectives import LossModule, SoftUpdate
+from torchrl.objectives import LossModule
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchrl_lang.evaluation import imitation_loss
@@ -91,8 +91,8 @@ class Start(NamedTuple):
             own = {*self.actor.parameters(), *self.model.lm.parameters()}
             heads = nn.ParameterList(p for p in loss.parameters() if p.requires_grad and p not in own)
             more["rates"] = ((heads, rate),)
-        updater = SoftUpdate(loss, tau=options.tau) if hasattr(options, "tau") else None
-        return train_offline(options, self.data, loss, policy, save, check or imitation, target_updater=updater, **more)
+        tau = getattr(options, "tau", None)
+        return train_offline(options, self.data, loss, policy, save, check or imitation, tau=tau, **more)
 
 
 def begin(options: OfflineOptions, data: OfflineData | None = None, *, unchanged: bool = False) -> Start:

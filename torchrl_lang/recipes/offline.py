@@ -13,8 +13,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.objectives import LossModule, TargetNetUpdater
+from torchrl.objectives import LossModule
 
+from torchrl_lang import _ranks
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.modules import with_frozen_states
@@ -179,7 +180,7 @@ def train_offline(
     save: Callable[[Path], Any],
     check: Callable[[TensorDictBase], Mapping[str, float]],
     *,
-    target_updater: TargetNetUpdater | None = None,
+    tau: float | None = None,
     prepare: Callable[[TensorDictBase], TensorDictBase] = lambda rows: rows,
     rates: Sequence[tuple[nn.Module, float]] = (),
 ) -> float:
@@ -196,7 +197,7 @@ def train_offline(
         policy: to evaluate; shares its weights with the loss.
         save: writes the trained model to a folder.
         check: maps the held-out rows to numbers, logged with each evaluation.
-        target_updater: updates the loss's target parameters.
+        tau: rate at which the loss's target parameters follow the trained ones, if it has some.
         prepare: adds what the loss needs to the rows to train on, the same each time it is called.
         rates: modules of the loss with their own learning rates.
 
@@ -223,10 +224,11 @@ def train_offline(
                 return carry(loss, rows, **limit)
 
         rows = prepare(rows)
-        if data.states is not None or options.steps * options.batch_size > len(rows):
+        if data.states is not None or (options.steps * options.batch_size > len(rows) and not options.shard):
             carry = with_frozen_states if data.states is None else data.states.carrying
             rows = carrying(rows, carry, limit=_FROZEN_STATES)
-        buffer = row_buffer(rows, options.batch_size, seed=options.seed)
+        share = _ranks.rank(), _ranks.size()
+        buffer = row_buffer(rows, options.batch_size, seed=options.seed, share=share)
 
         def evaluate() -> tuple[dict[str, float], dict[str, float]]:
             checked = dict(check(kept.to(device))) if len(kept) else {}
@@ -239,7 +241,7 @@ def train_offline(
             buffer.sample if FROZEN_STATES in rows.keys() else lambda: carrying(buffer.sample().to(device)),
             evaluate,
             save,
-            target_updater=target_updater,
+            tau=tau,
             shown="held_out_loss" if data.task is None else "return",
             describe=data.describe,
             rates=rates,

@@ -16,23 +16,36 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
+from torchrl_lang import _ranks
 from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model, with_frozen_states
+from torchrl_lang.modules.drawn_utterances import widened
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
+from torchrl_lang.modules.sharding import all_gathered
 from torchrl_lang.recipes.algorithms import OnlineOptions, holds_model
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.engines import engine_figures, open_engine, score_as_trainer
 from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
 from torchrl_lang.recipes.load_run import FinishedRun, load_run, refuse_returns
-from torchrl_lang.recipes.runs import FREE_OPTIONS, TrainableState, finish, is_due, make_optimizer, open_run, resume
+from torchrl_lang.recipes.options import dashed
+from torchrl_lang.recipes.runs import (
+    FREE_OPTIONS,
+    TrainableState,
+    by_first,
+    finish,
+    is_due,
+    make_optimizer,
+    open_run,
+    resume,
+)
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
-from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TRAIN_MASK
+from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TOKENS, TRAIN_MASK
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, Progress, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
@@ -89,7 +102,8 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     value = next(found, None) or ValueHead(lm.config.hidden_size, normalize=getattr(options, "normalize_states", False))
     control, longest = run.tokenizer.control, run.task.action_length
     make_policy = partial(UtteranceActor, actor, control, longest, temperature=options.temperature)
-    policy = make_policy(value=value.to(device), seed=options.seed if options.collector == "single" else None)
+    seed = _ranks.own_seed(options.seed) if options.collector == "single" else None
+    policy = make_policy(value=value.to(device), seed=seed)
     reference = adapters_off(make_policy()) if adapters else frozen_copy(make_policy())
     return InitialPolicy(run.task, run.tokenizer, lm, value, projector, policy, reference)
 
@@ -167,7 +181,8 @@ def _player(options: OnlineOptions, start: InitialPolicy, policy: TensorDictModu
     if not options.examples:
         return Player(policy)
     # In several processes each copy draws its own seed, as the policy does.
-    seeds = (options.seed + 1, options.seed + 2) if options.collector == "single" else (None, None)
+    seed = _ranks.own_seed(options.seed)
+    seeds = (seed + 1, seed + 2) if options.collector == "single" else (None, None)
     player = start.task.player("random", seeds[0])
     return Player(MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options)
 
@@ -189,7 +204,8 @@ class OnlineRun:
         recorder: RunRecorder | None = None,
     ) -> None:
         self.options, self.start, self.kl, self.learner, self.recorder = options, start, kl, learner, recorder
-        self.optimizer, self.scheduler = make_optimizer(options, learner.loss, options.iterations, rates=learner.rates)
+        steps, reference = options.iterations, start.reference
+        self.optimizer, self.scheduler = make_optimizer(options, learner.loss, steps, reference, rates=learner.rates)
         self.engine = open_engine(options, start.lm, start.policy)
         self.policy = AutocastPolicy(start.policy) if options.bf16 else start.policy
         self.policy = self.policy if self.engine is None else self.engine.policy
@@ -203,9 +219,9 @@ class OnlineRun:
             env_options={**player.env_options, **in_groups},
             kind=options.collector,
             workers=options.workers,
-            games=options.games,
+            games=options.games // _ranks.size(),
             turns=options.turns,
-            seed=options.seed + 1000,  # other games than those of the evaluations
+            seed=_ranks.own_seed(options.seed + 1000),  # other games than those of the evaluations
             device=options.torch_device(),
             max_staleness=options.max_staleness,
             cluster={"address": options.ray_address, "gpus": options.ray_gpus},
@@ -222,8 +238,11 @@ class OnlineRun:
             "scheduler": self.scheduler,
             "near": self.kl,  # the names in checkpoints stay, so that older runs can be resumed
             **drawn,  # before the games, which begin as they did
-            "games": self.games,  # before the random states, because its collector calls the policy
-            "random": RandomState(**{f"words_{number}": stream for number, stream in enumerate(streams)}),
+            # Before the random states, because its collector calls the policy. Other processes begin other games.
+            "games": _ranks.PerRank(self.games, reset=lambda state: self.games.restart(state["step"])),
+            "random": _ranks.PerRank(
+                RandomState(**{f"words_{number}": stream for number, stream in enumerate(streams)})
+            ),
         }
         return own | dict(self.learner.parts())
 
@@ -249,19 +268,23 @@ class OnlineRun:
             nonlocal seconds
             before = time.perf_counter()
             with torch.autocast(device, enabled=False):  # the policy has its own
-                played.append(self.games.play(to_end=to_end))
+                own = self.games.play(to_end=to_end)
             seconds += time.perf_counter() - before
             # Layers that never change are computed once, for the reference and all epochs.
-            rows = with_frozen_states(self.start.policy, played[-1].rows)
+            rows = with_frozen_states(self.start.policy, own.rows)
             rows = self.kl(rows if self.engine is None else score_as_trainer(self.start.policy, rows))
+            if _ranks.size() > 1:  # every process has the rows of all, and learns from its share of each batch
+                rows = gather_rows(rows.exclude(FROZEN_STATES))
+            played.extend(_ranks.gather(own) if _ranks.size() > 1 else [own])
             adjusted.append(rows.exclude(FROZEN_STATES))
             if self.curriculum is not None:
                 self.curriculum.update(played[-1].rows)
             return rows.set(TOKEN_REWARD, rows.pop(RAW_REWARD)) if _kl_weight(self.options) else rows
 
         with torch.autocast(device, dtype=torch.bfloat16, enabled=self.options.bf16):
-            chosen = self.learner.draw(play)
-            if FROZEN_STATES not in chosen.keys() and len(chosen):  # they may be of earlier games
+            with all_gathered():  # processes take turns of their own
+                chosen = self.learner.draw(play)
+            if FROZEN_STATES not in chosen.keys() and len(chosen) and _ranks.size() == 1:  # of earlier games
                 chosen = with_frozen_states(self.start.policy, chosen)
         rows: Any = torch.cat(adjusted)  # typed as a tensor by torch
         if self.learner.trains_policy(iteration):
@@ -305,11 +328,19 @@ class OnlineRun:
         batches = options.epochs * -(-len(rows) // size)
         accumulate = min(options.accumulate, batches)
         device = options.torch_device()
-        buffer = row_buffer(rows, size, seed=options.seed + iteration)
+        buffer = row_buffer(rows, size, seed=options.seed + iteration, share=(_ranks.rank(), _ranks.size()))
+
+        def sample() -> TensorDictBase:
+            batch = buffer.sample().to(device)
+            if _ranks.size() == 1:  # its rows have these states already
+                return batch
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
+                return with_frozen_states(self.start.policy, batch)
+
         self.learner.loss.eval()  # no dropout, as in acting
         steps = train_steps(
             partial(self.learner.losses, iteration=iteration),
-            lambda: buffer.sample().to(device),
+            sample,
             self.optimizer,
             steps=-(-batches // accumulate),
             accumulate=accumulate,
@@ -339,6 +370,7 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
     Checkpoints contain neither the reference nor frozen weights: they are loaded from ``start`` again, and a changed
     ``start`` is refused. Returns the best mean return of the evaluations.
     """
+    _check_processes(options)
     source = options.source / "model" if (options.source / "model").is_dir() else options.source
     about: Any = {"fixed": {"notes": start.task.notes()}, "reference": f"the model in {source}, frozen"}
     about["from_pretrained"] = options.from_pretrained
@@ -347,6 +379,30 @@ def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrained
         with closing(run.games):
             _iterate(run, checkpoints)
         return finish(options, checkpoints, start.save, unit="iteration")
+
+
+def _check_processes(options: OnlineOptions) -> None:
+    """Raise ValueError for what the processes of ``torchrun`` cannot share."""
+    number, group = _ranks.size(), getattr(options, "group_size", None) or 1
+    if number == 1:
+        return
+    if options.games % (number * group):
+        whole = f"{number} processes" + (f" in groups of {group}" if group > 1 else "")
+        raise ValueError(f"--games {options.games} cannot be shared out to {whole}: give a multiple.")
+    alone = {"collector": "single", "curriculum": None, "record_history": None, "engine": None}
+    for name, value in alone.items():
+        if getattr(options, name) != value:
+            raise ValueError(f"The processes of torchrun play without --{dashed(name)}: leave it out, or torchrun.")
+
+
+def gather_rows(rows: TensorDictBase) -> TensorDictBase:
+    """The rows ``[N]`` of all processes, those of the first one first, on this process's device."""
+    if _ranks.size() == 1:
+        return rows
+    parts = _ranks.gather(rows.cpu())
+    width = max(part.get(TOKENS).shape[-1] for part in parts)
+    every: Any = torch.cat([widened(part, width) for part in parts])  # typed as a tensor by torch
+    return every if rows.device is None else every.to(rows.device)
 
 
 def _recorder(options: OnlineOptions, start: InitialPolicy) -> AbstractContextManager[RunRecorder | None]:
@@ -381,7 +437,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
                 log.log(iteration, figures)
             scalars: dict[str, float] = {}
             if evaluates:
-                scalars = run.evaluate()
+                scalars = by_first(run.evaluate, run.learner.loss)
                 log.log(iteration, {f"eval_{key}": value for key, value in scalars.items()})
                 progress.update(iteration, {"eval": scalars["return"]})
                 run.restart(iteration)

@@ -8,16 +8,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, TensorDictParams
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchrl.objectives import LossModule, TargetNetUpdater
+from torchrl.objectives import LossModule, SoftUpdate
 
-from torchrl_lang.modules.frozen.frozen_copy import fingerprint
+from torchrl_lang import _ranks
+from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, HeldActor, fingerprint
+from torchrl_lang.modules.sharded_actor import shard_actor
+from torchrl_lang.modules.sharding import all_gathered, any_sharded, local_part, unshard, whole_tensor
+from torchrl_lang.objectives.networks import frozen_target
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import output_folder
 from torchrl_lang.recipes.options import write_config
@@ -39,7 +45,9 @@ from torchrl_lang.training import (
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters
 
-FREE_OPTIONS = ("out", "logger", "device", "task", "option")
+T = TypeVar("T")
+
+FREE_OPTIONS = ("out", "logger", "device", "task", "option", "shard")
 """Options that may change when any run is resumed; the task is among the notes."""
 
 
@@ -54,21 +62,81 @@ def open_run(
     checkpoint has the highest ``best_by``.
     """
     options.check_machine()
-    with output_folder(options.out, "trains"):
+    with output_folder(options.out, "trains") if _ranks.is_first() else nullcontext():
         checkpoints, record = Checkpointer(options.out / "checkpoints", best_by=best_by), options.out / "config.json"
         free, fixed = (*FREE_OPTIONS, *free), {"algorithm": options.algorithm, **fixed}
-        if checkpoints.steps():
+        if checkpoints.steps() and _ranks.is_first():
             check_record(record, options, free=free, **fixed)
-        else:
+        elif _ranks.is_first():
             write_options(record, options, **fixed, **more)
             write_config(options.out / "config.yaml", options)
+        _ranks.wait()
         yield checkpoints
 
 
+_TARGET = "target_actor_network_params"
+"""The target model of Q-SFT, of which each process has its part if models are sharded."""
+
+
+def by_first(evaluate: Callable[[], T], loss: LossModule) -> T:
+    """What the first process finds with the models and with the loss, for which the others wait."""
+    target = loss._modules.get(_TARGET) if any_sharded() else None
+    if target is not None:
+        loss._modules[_TARGET] = TensorDictParams(target.data.apply(whole_tensor), no_convert=True)
+    with all_gathered():
+        found = _ranks.from_first(evaluate)
+    loss._modules.update({} if target is None else {_TARGET: target})
+    return found
+
+
+def shard_models(loss: LossModule, *others: HeldActor) -> None:
+    """Shard the language models of a loss, of its reference and of other actors over the processes.
+
+    Value heads stay whole, and their gradients are averaged.
+    """
+    mesh = init_device_mesh(next(loss.parameters()).device.type, (_ranks.size(),))
+    held = [actor for actor in (getattr(loss, "reference", None), *others) if actor is not None]
+    for actor in held:
+        _ = actor.fingerprint if isinstance(actor, FrozenActor) else None  # of the whole weights
+    actors = [module for module in (loss, *(actor.actor for actor in held)) for module in module.modules()]
+    for actor in dict.fromkeys(actors):
+        if isinstance(actor, ProbabilisticTensorDictSequential):
+            shard_actor(actor, mesh)
+    if _TARGET in loss._modules:
+        loss._modules[_TARGET] = frozen_target(loss.actor_network_params)
+
+
+class _ShardedTarget:
+    """Moves the target model of Q-SFT, whose weights are sharded: TorchRL's updaters take no such weights."""
+
+    def __init__(self, loss: LossModule, tau: float) -> None:
+        self.loss, self.tau = loss, tau
+        loss._has_update_associated.update(dict.fromkeys(loss._has_update_associated, True))  # or TorchRL warns
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step as :class:`~torchrl.objectives.SoftUpdate` does."""
+        target: Any = self.loss._modules[_TARGET]
+        for key, source in self.loss.actor_network_params.items(True, True):
+            local_part(target.get(key)).lerp_(local_part(source.data), self.tau)
+
+
+def _updater(loss: LossModule, tau: float | None) -> Any:
+    if tau is None:
+        return None
+    return _ShardedTarget(loss, tau) if _TARGET in loss._modules and any_sharded() else SoftUpdate(loss, tau=tau)
+
+
 def make_optimizer(
-    options: TrainingOptions, loss: LossModule, steps: int, **settings: Any
+    options: TrainingOptions, loss: LossModule, steps: int, *others: HeldActor, **settings: Any
 ) -> tuple[Optimizer, LRScheduler]:
-    """The optimizer, and its schedule of warmup and decay over ``steps`` steps."""
+    """The optimizer, and its schedule of warmup and decay over ``steps`` steps.
+
+    With ``--shard`` models are sharded now: those of the loss and the ``others`` that are run beside it.
+    """
+    _ranks.equal(loss)
+    if getattr(options, "shard", False):
+        shard_models(loss, *others)
     if any(weight.requires_grad and weight.dtype == torch.bfloat16 for weight in loss.parameters()):
         remedy = "train adapters (--lora-rank), or give --dtype float32 --bf16"
         warnings.warn(f"Weights that train in bfloat16 lose updates below .2 % of their size: {remedy}.", stacklevel=2)
@@ -110,14 +178,18 @@ def finish(
         unit: of the checkpoints' steps.
         describe: the best metric in words.
     """
-    checkpoints.prune()  # a run that was killed in its last save still has the old ones
+    if _ranks.is_first():
+        checkpoints.prune()  # a run that was killed in its last save still has the old ones
+    _ranks.wait()
     best = checkpoints.restore("best")
     found = checkpoints.metrics("best").get(checkpoints.best_by, math.nan)
     chosen = f"best at {unit} {best}, {describe(found)}"
     if best is None:
         chosen = f"last checkpoint at {unit} {checkpoints.restore()}, as no figure was measured to choose by"
     model = options.out / "model"
-    save(model)
+    unshard(keep=_ranks.is_first())
+    if _ranks.is_first():
+        save(model)
     print(f"{options.out.name}: {chosen}; model in {model}", flush=True)
     return found
 
@@ -184,7 +256,7 @@ def train_and_evaluate(
     evaluate: Callable[[], tuple[Mapping[str, float], Mapping[str, float]]],
     save: Callable[[Path], Any],
     *,
-    target_updater: TargetNetUpdater | None = None,
+    tau: float | None = None,
     rates: Sequence[tuple[nn.Module, float]] = (),
     shown: str | None = None,
     describe: Callable[[float], str] = "mean return {:.2f}".format,
@@ -202,7 +274,7 @@ def train_and_evaluate(
         evaluate: figures of the model that are saved with its checkpoint, the one that chooses it among them, and
             further ones that are logged.
         save: writes the trained model to a folder.
-        target_updater: updates the loss's target parameters.
+        tau: rate at which the loss's target parameters follow the trained ones, if it has some.
         rates: modules of the loss with their own learning rates, the heads that ``clip_heads`` is about.
         shown: the figure to show during training; default the one that chooses the checkpoint.
         describe: the figure that chooses the checkpoint, in words.
@@ -213,10 +285,11 @@ def train_and_evaluate(
     """
     device, steps = options.torch_device(), options.steps
     optimizer, scheduler = make_optimizer(options, loss, steps, weight_decay=options.weight_decay, rates=rates)
+    updater = _updater(loss, tau)  # before a checkpoint is loaded: it begins with equal weights
     average = WeightAverage(loss, options.ema_decay) if options.ema_decay else None
     parts: dict[str, Any] = {"loss": TrainableState(loss), "optimizer": optimizer, "scheduler": scheduler}
     parts |= {"average": average} if average is not None else {}
-    start, log = resume(options, checkpoints, {**parts, **batches, "random": RandomState()})
+    start, log = resume(options, checkpoints, {**parts, **batches, "random": _ranks.PerRank(RandomState())})
     finite = FiniteCheck()
     training = train_steps(
         loss,
@@ -225,7 +298,7 @@ def train_and_evaluate(
         steps=steps,
         start=start,
         scheduler=scheduler,
-        target_updater=target_updater,
+        target_updater=updater,
         max_grad_norm=options.max_grad_norm,
         clip_apart=[module for module, _ in rates] if getattr(options, "clip_heads", False) else (),
         autocast=torch.bfloat16 if options.bf16 else None,
@@ -247,7 +320,7 @@ def train_and_evaluate(
             found: Mapping[str, float] = {}
             if evaluates:
                 with nullcontext() if average is None else average.applied():
-                    found, further = evaluate()
+                    found, further = by_first(evaluate, loss)
                 log.log(step, {**found, **further})
                 progress.update(step, {**found, **further})
             checkpoints.save(step, found)

@@ -36,7 +36,7 @@ def stopping(
         check: called on each signal; what it raises ends the loop at once.
 
     Yields:
-        A function that returns whether to stop.
+        A function that returns whether to stop, which all processes of a run call.
 
     Raises:
         Stopped: on leaving, if a signal has asked for it.
@@ -59,6 +59,8 @@ def stopping(
         ...         print(str(stop).split(",")[0])
         stopped after step 3
     """
+    from torchrl_lang import _ranks  # here, because it imports torch
+
     asked: list[int] = []
     before: dict[int, Any] = {}
 
@@ -70,14 +72,21 @@ def stopping(
             return
         asked.append(number)
         with suppress(OSError):  # not print(), which the signal may have interrupted
-            os.write(2, f"\ntorchrl_lang: stopping after this {unit}; once more stops at once\n".encode())
+            if _ranks.is_first():
+                os.write(2, f"\ntorchrl_lang: stopping after this {unit}; once more stops at once\n".encode())
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, ask)
+
+    def asked_anywhere() -> bool:
+        if _ranks.any_of(bool(asked)) and not asked:  # another process was
+            asked.append(signal.SIGTERM)
+        return bool(asked)
+
     try:
-        yield lambda: bool(asked)
+        yield asked_anywhere
     finally:
         for known, handler in before.items():
             signal.signal(known, handler)

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
+from torchrl_lang import _ranks
 from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import imitation_loss, value_report
 from torchrl_lang.evaluation.value_report import ValueReport
@@ -63,7 +64,7 @@ def train_ilql(options: ILQL, data: OfflineData | None = None) -> float:
         lambda folder: start.save(folder, decoding, **start.with_target("qvalue", qvalue, loss), value=value),
         lambda rows: {"held_out_loss": imitation_loss(start.actor, rows), **report(rows).scalars()},
     )
-    if len(kept):
+    if len(kept) and _ranks.is_first():
         found = report(kept.to(start.model.lm.device))
         write_file(options.out / "values.json", json.dumps(found.as_dict(), indent=2) + "\n")
         print(found, flush=True)

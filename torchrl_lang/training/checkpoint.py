@@ -16,9 +16,10 @@ from pydantic import Field
 from safetensors.torch import save_file
 
 import torchrl_lang
-from torchrl_lang import _files
+from torchrl_lang import _files, _ranks
 from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import FileError, Record, RecordFolder, shorten
+from torchrl_lang.modules.sharding import load_whole, whole_state
 from torchrl_lang.training.metrics import nonfinite_parameters
 from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
@@ -115,6 +116,8 @@ class Checkpointer:
     def save(self, step: int, metrics: Mapping[str, float] | None = None) -> Path:
         """Write a checkpoint, then delete old ones.
 
+        Where several processes train together, all of them call it, and the first one writes.
+
         Args:
             step: number of training steps done. A checkpoint of the same step is replaced.
             metrics: metrics to store in it; if ``best_by`` is among them, it can become the best.
@@ -136,17 +139,23 @@ class Checkpointer:
         # A new name even for an old step, because renaming onto an existing folder is not atomic.
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
+        state = whole_state({name: obj.state_dict() for name, obj in self._objects.items()})
+        if _ranks.is_first():
+            self._write(path, step, metrics or {}, state)
+            self.prune()
+        _ranks.wait()
+        return path
+
+    def _write(self, path: Path, step: int, metrics: Mapping[str, float], state: dict[str, Any]) -> None:
         _files.remove_leftovers(self.folder)
-        tree, tensors = split_state({name: obj.state_dict() for name, obj in self._objects.items()})
+        tree, tensors = split_state(state)
         modules = {"torchrl_lang": torchrl_lang, "torch": torch, "torchrl": torchrl, "tensordict": tensordict}
         versions = {name: str(module.__version__) for name, module in modules.items()}
-        scores = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
+        scores = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         manifest = _Manifest(step=step, metrics=scores, objects=tuple(self._objects), versions=versions)
         with _FOLDER.write(path, manifest) as folder:
             save_file(tensors, folder / _TENSORS)
             _files.write_json(folder / _STATE, tree)
-        self.prune()
-        return path
 
     def prune(self) -> None:
         """Delete all checkpoints but the ``keep`` latest and the best.
@@ -176,7 +185,8 @@ class Checkpointer:
             CheckpointError: there is no checkpoint of that step, it is damaged (for "latest": all are), or it lacks a
                 registered object. Damaged or missing files are detected before any object changes.
         """
-        _files.remove_leftovers(self.folder)
+        if _ranks.is_first():
+            _files.remove_leftovers(self.folder)
         if step != "latest":
             path = self.path(step)
             if path is None and isinstance(step, int):
@@ -204,7 +214,7 @@ class Checkpointer:
             raise CheckpointError(f"{path} has no state for {sorted(missing)}: it holds {list(info.objects)}.")
         for name, obj in self._objects.items():
             try:
-                obj.load_state_dict(state[name])
+                load_whole(obj, state[name])
             except Exception as error:
                 raise CheckpointError(f"The state of '{name}' in {path} does not fit: {error}") from error
         return info.step

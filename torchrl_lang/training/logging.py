@@ -13,6 +13,7 @@ from typing import Any
 from torchrl.record.loggers import Logger, generate_exp_name, get_logger
 from torchrl.record.loggers.mlflow import MLFlowLogger
 
+from torchrl_lang import _ranks
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, parse_rows, read_text, shorten, write_file
 from torchrl_lang.training.metrics import Scalar, to_scalars
@@ -138,6 +139,20 @@ class RunLog:
             self._rewrite()
 
 
+class _NoLog(RunLog):
+    """The log of a process that writes none."""
+
+    def __init__(self) -> None:
+        self.trackers = []
+
+    def log(self, step: int, figures: Mapping[str, Any]) -> dict[str, Scalar]:
+        """Log nothing."""
+        return {}
+
+    def rewind(self, step: int | None) -> None:
+        """There is nothing to delete."""
+
+
 def make_log(folder: str | Path, *, trackers: Sequence[str] = ()) -> RunLog:
     """Open the log of a run: ``folder/log.csv``, and trackers by name.
 
@@ -163,6 +178,8 @@ def make_log(folder: str | Path, *, trackers: Sequence[str] = ()) -> RunLog:
         'log.csv'
     """
     folder = Path(folder)
+    if not _ranks.is_first():
+        return _NoLog()
     for kind in trackers:
         check_options(logger=(kind, LOGGERS))
         if kind != "csv" and importlib.util.find_spec(kind) is None:

@@ -9,11 +9,14 @@ from functools import partial
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import TargetNetUpdater
 
+from torchrl_lang import _ranks
 from torchrl_lang._checks import check_options
+from torchrl_lang.modules.sharding import whole_tensor
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck, mean_figures
 
@@ -108,17 +111,18 @@ def train_steps(
         optimizer.zero_grad(set_to_none=True)
         parts = []
         for _ in range(accumulate):
-            with precision():
+            with precision(), _ranks.shared_batch():
                 losses = loss_module(draw())
                 loss = total_loss(losses)
             (loss / accumulate).backward()
             scalars = {str(key): value.detach().reshape(()) for key, value in losses.items() if value.numel() == 1}
             parts.append(scalars | {"loss": loss.detach()})
-        figures = parts[0] if accumulate == 1 else mean_figures(parts)
+        _ranks.average_gradients(parameters)
+        figures = _ranks.mean_figures(parts[0] if accumulate == 1 else mean_figures(parts))
         if max_grad_norm is not None:
-            figures[GRAD_NORM] = nn.utils.clip_grad_norm_(together, max_grad_norm).detach()
+            figures[GRAD_NORM] = _clip(together, max_grad_norm)
             if apart:
-                figures[f"{GRAD_NORM}_apart"] = nn.utils.clip_grad_norm_(apart, max_grad_norm).detach()
+                figures[f"{GRAD_NORM}_apart"] = _clip(apart, max_grad_norm)
         if scheduler is not None:
             figures["lr"] = torch.as_tensor(scheduler.get_last_lr()[0])
         finite.add(step, figures)
@@ -130,6 +134,18 @@ def train_steps(
         if step == steps:
             finite.check()
         yield step, figures
+
+
+def _clip(parameters: list[Tensor], limit: float) -> Tensor:
+    """Clip the total norm of gradients; returns what it was."""
+    parts = [[p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (False, True)]
+    if not parts[1]:
+        return nn.utils.clip_grad_norm_(parameters, limit).detach()
+    grads = [[p.grad for p in part if p.grad is not None] for part in parts]  # torch does not mix the two kinds
+    norm = torch.stack([whole_tensor(nn.utils.get_total_norm(each)) for each in grads if each]).norm()
+    for part in parts:
+        nn.utils.clip_grads_with_norm_(part, limit, norm)
+    return norm
 
 
 def _draw_from(batches: Iterable[TensorDictBase]) -> Callable[[], TensorDictBase]:

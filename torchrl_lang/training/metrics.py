@@ -11,6 +11,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchrl_lang.modules.sharding import local_part
+
 Scalar = int | float
 
 
@@ -124,7 +126,7 @@ def check_parameters(module: nn.Module, when: str) -> None:
     """
     for found in nonfinite_parameters({"loss": module})[:1]:
         name = found.removeprefix("loss/")
-        value = module.get_parameter(name).detach()
+        value = local_part(module.get_parameter(name).detach())
         raise NonFiniteError({f"the parameter {name}": float(value[~value.isfinite()][0])}, when)
 
 
@@ -133,7 +135,7 @@ def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
 
     Synchronizes with each device once.
     """
-    named = [each for key, item in objects.items() for each in _parameters(key, item)]
+    named = [(name, local_part(value)) for key, item in objects.items() for name, value in _parameters(key, item)]
     finite = {name: value.isfinite().all() for name, value in named if value.is_floating_point() and value.numel()}
     return [name for name, good in to_scalars(finite).items() if not good]
 

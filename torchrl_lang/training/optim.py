@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -59,11 +60,13 @@ def adamw(
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(lr, True): [], (lr, False): []}
     for key, p in trained.items():
         groups.setdefault((own.get(key, lr), p.ndim >= 2 and key not in kept), []).append(p)
+    one_by_one = any(isinstance(p, DTensor) for p in trained.values())  # no kernel takes sharded and whole parameters
     if fused is None:
-        fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trained.values())
+        kinds = (p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in trained.values())
+        fused = not one_by_one and all(kinds)
     decay = {True: weight_decay, False: 0.0}
     listed = [{"params": p, "lr": rate, "weight_decay": decay[own]} for (rate, own), p in groups.items() if p]
-    return AdamW(listed, lr=lr, betas=betas, eps=eps, fused=fused)
+    return AdamW(listed, lr=lr, betas=betas, eps=eps, fused=fused, foreach=False if one_by_one else None)
 
 
 class MuonAdamW(Optimizer):

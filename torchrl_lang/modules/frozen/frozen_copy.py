@@ -22,7 +22,7 @@ from torchrl_lang.modules.hugging_face import (
     refuse_merged,
     without_adapters,
 )
-from torchrl_lang.modules.sharding import refuse_sharded
+from torchrl_lang.modules.sharding import refuse_sharded, whole_tensor
 
 _CHUNK = 1 << 22  # elements copied to the CPU at a time
 
@@ -47,7 +47,8 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> Tensor:
         (True, False)
     """
     digest = hashlib.blake2b(digest_size=32)
-    for name, tensor in tensors:
+    for name, part in tensors:
+        tensor = whole_tensor(part)
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode() + b"\n")
         flat = tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg().reshape(-1)
         for chunk in flat.split(_CHUNK):

@@ -1,0 +1,144 @@
+"""Two processes that train together have the numbers of one."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.recipes.lines import weights_of
+from tests.recipes.ranks import rows_of, run
+from tests.recipes.walks import ALGORITHMS, generate
+from torchrl_lang.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "4"]
+# Batches that two processes cannot share equally, the last of an epoch among them.
+STEPS = ["--batch-size", "25", "--optimizer", "adamw", "--steps", "6", "--log-every", "1", "--eval-every", "6"]
+ONLINE = ["--iterations", "4", "--games", "16", "--turns", "7", "--batch-size", "9", "--eval-every", "4"]
+ONLINE += ["--eval-games", "4", "--kl-horizon", "16", "--log-every", "1"]
+RUNS = {name: (name, ALGORITHMS[name]) for name in ("bc", "ilql", "qsft", "kto", "oreo")}
+RUNS["adapters"] = ("bc", ["--start", "bc", "--lora-rank", "2"])
+COMPARED = ("ilql", "qsft", "kto", "adapters")
+SHARDED = ("bc", "ilql", "qsft", "oreo", "adapters")
+
+
+def command(folder, name, out, *more):
+    recipe, own = RUNS[name]
+    options = [str(folder / "bc") if word == "bc" else str(word) for word in (*own, *more)]
+    place = ["train", recipe, "--data", folder / "data", "--out", folder / out]
+    return [str(word) for word in (*place, *SMALL, *STEPS, *options)]
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory):
+    """A folder with a dataset and runs of one process."""
+    folder = tmp_path_factory.mktemp("walks")
+    generate(folder)
+    for name in RUNS:
+        assert main(command(folder, name, name)) == 0
+    (folder / "games").mkdir()
+    assert_ended(run(["replay", folder / "games", *online(folder, "ppo", "ppo", "--value-warmup", "1")], number=1))
+    return folder
+
+
+def online(folder, recipe, out, *more):
+    place = ["train", recipe, "--start", folder / "bc", "--out", folder / out]
+    return [str(word) for word in (*place, *ONLINE, *more)]
+
+
+def assert_same_curves(folder, *runs):
+    one, two = (torch.tensor(rows_of(folder / run, "loss", "grad_norm")) for run in runs)
+    assert len(one) == len(two) > 3
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
+    torch.testing.assert_close(*(weights_of(folder / run) for run in runs), rtol=0, atol=1e-3)
+
+
+def assert_ended(programs, status=0):
+    assert [program.returncode for program in programs] == [status] * len(programs), [p.stderr for p in programs]
+
+
+def test_two_processes_have_the_curve_of_one_and_one_of_them_prints(walks):
+    programs = run(*(command(walks, name, f"{name}-2") for name in COMPARED))
+    assert_ended(programs)
+    for name in COMPARED:
+        assert_same_curves(walks, name, f"{name}-2")
+    assert programs[0].stdout.count("model in") == len(COMPARED)
+    assert programs[1].stdout + programs[1].stderr == ""
+
+
+def test_a_stopped_run_continues_in_another_number_of_processes(walks):
+    resumed = command(walks, "ilql", "resumed")
+    for number, stop in ((2, ["stop", "2"]), (1, ["stop", "4"]), (2, [])):
+        programs = run([*stop, *resumed], number=number)
+        assert_ended(programs, 143 if stop else 0)
+    assert_same_curves(walks, "ilql", "resumed")
+
+
+def test_a_process_that_dies_ends_the_others_and_the_run_resumes(walks):
+    resumed = command(walks, "ilql", "killed", "--eval-every", "2")
+    began = time.monotonic()
+    died, other = run(["kill", "3", *resumed])
+    assert (died.returncode, other.returncode) == (-signal.SIGKILL, 2)
+    assert time.monotonic() - began < 60
+    assert [line for line in other.stderr.splitlines() if "torchrl_lang" in line] == [
+        "torchrl_lang: another process of this run has ended, and so this one does; the same command continues from "
+        "the last checkpoint."
+    ]
+    assert_ended(run(resumed))
+    assert_same_curves(walks, "ilql", "killed")
+
+
+def test_what_cannot_be_shared_is_refused_in_one_line(walks):
+    few = command(walks, "bc", "few", "--batch-size", "1")
+    programs = run(few)
+    assert_ended(programs, 2)
+    said = [line for program in programs for line in program.stderr.splitlines()]
+    assert said == ["torchrl_lang: --batch-size 1 is fewer than one for each of 2 processes."]
+    assert_ended(programs := run(["evaluate", walks / "bc"]), 2)
+    assert "leave out torchrun" in programs[0].stderr
+
+
+def test_two_processes_learn_from_games_what_one_does(walks):
+    assert_ended(run(["replay", walks / "games", *online(walks, "ppo", "ppo-2", "--value-warmup", "1")]))
+    assert_same_curves(walks, "ppo", "ppo-2")
+    figures = "return", "kl", "kl_coef", "games", "explained_variance", "loss_critic"
+    one, two = (torch.tensor(rows_of(walks / run, *figures)) for run in ("ppo", "ppo-2"))
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
+
+
+def test_each_process_plays_its_share(walks):
+    command = online(walks, "grpo", "grpo", "--group-size", "4", "--eval-every", "2")
+    assert_ended(run(["stop", "3", *command]), 143)
+    assert_ended(run(command, number=1))
+    games = [row[0] for row in rows_of(walks / "grpo", "games")]
+    assert min(games) >= 16
+    assert_ended(run(online(walks, "archer", "archer", "--value-steps", "2", "--draws", "8", "--value-warmup", "1")))
+    for more, message in (
+        (["--games", "15"], "--games 15 cannot be shared out to 2 processes"),
+        (["--collector", "sync"], "without --collector"),
+    ):
+        assert_ended(refused := run(online(walks, "ppo", "refused", *more)), 2)
+        assert [message in program.stderr for program in refused].count(True) == 1
+
+
+def test_sharded_models_have_the_curve_of_whole_ones(walks, tmp_path):
+    commands = [command(walks, name, f"{name}-shard", "--shard") for name in SHARDED]
+    replayed = online(walks, "ppo", "ppo-shard", "--value-warmup", "1", "--shard")
+    assert_ended(run(*commands, ["replay", walks / "games", *replayed]))
+    for name in (*SHARDED, "ppo"):
+        assert_same_curves(walks, name, f"{name}-shard")
+
+
+def test_a_sharded_run_continues_whole_and_the_other_way_round(walks):
+    resumed = command(walks, "ilql", "parts")
+    assert_ended(run(["stop", "2", *resumed, "--shard"]), 143)
+    assert_ended(run(["stop", "4", *resumed], number=1), 143)
+    assert_ended(run([*resumed, "--shard"]))
+    assert_same_curves(walks, "ilql", "parts")
+    played = online(walks, "grpo", "grpo-parts", "--group-size", "4", "--eval-every", "2", "--shard")
+    assert_ended(run(["stop", "3", *played]), 143)
+    assert_ended(run(played))
