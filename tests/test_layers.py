@@ -50,6 +50,7 @@ def test_optional_packages_are_imported_in_one_file_each():
         "matplotlib": "plots",
         "peft": "initial_model",
         "profanity_check": "rewards",
+        "ray": "ray_collector",
     }
     expected |= {"sklearn": "upvotes", "starlette": "server", "textarena": "textarena", "textworld": "engine_process"}
     expected |= {"uvicorn": "server", "vaderSentiment": "rewards", "vllm": "engines"}

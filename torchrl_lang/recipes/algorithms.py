@@ -683,10 +683,16 @@ class OnlineOptions(
     iterations: int = option(200, "training iterations, each with new games", ge=1)
     games: int = option(256, "games played in parallel", ge=1)
     turns: int = option(6, "turns of each of them in an iteration", ge=1)
-    collector: Literal["single", "sync", "async"] = option(
-        "single", "single: games in this process; sync, async: in worker processes, with async also while it trains"
+    collector: Literal["single", "sync", "async", "ray"] = option(
+        "single",
+        "single: games in this process; sync, async: in worker processes, with async also while it trains; ray: as "
+        "async, on the nodes of a Ray cluster",
     )
     workers: int = option(2, "number of worker processes", ge=1)
+    ray_address: str | None = option(
+        None, "HOST:PORT of the Ray cluster, or auto; none: $RAY_ADDRESS, or a new one on this machine"
+    )
+    ray_gpus: float = option(0.0, "GPUs of each Ray worker, such as 0.5; 0: they play on the CPU", ge=0)
     max_staleness: int | None = option(
         None, "drop games with tokens sampled more than this number of weight updates ago", ge=0
     )
@@ -747,6 +753,8 @@ class OnlineOptions(
         super().check_machine()
         if self.engine == "vllm" and importlib.util.find_spec("vllm") is None:
             raise ImportError("--engine vllm needs an extra: pip install 'torchrl-lang[vllm]'.")
+        if self.collector == "ray" and importlib.util.find_spec("ray") is None:
+            raise ImportError("--collector ray needs an extra: pip install 'torchrl-lang[ray]'.")
 
     @property
     def source(self) -> Path:
@@ -1010,6 +1018,8 @@ def together(options: Options) -> AbstractContextManager[None]:
         raise ValueError(f"Only the training of language models runs in {number} processes: leave out torchrun.")
     if options.batch_size < int(number):
         raise ValueError(f"--batch-size {options.batch_size} is fewer than one for each of {number} processes.")
+    if getattr(options, "collector", None) == "ray":
+        raise ValueError("--collector ray plays for one learner: leave it out, or torchrun.")
     _ranks.choose_gpu()
     return _ranks.joined(options.torch_device())
 

@@ -26,6 +26,7 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.modules.head_values import STATE_VALUE
+from torchrl_lang.recipes.ray_collector import RayWorkers
 from torchrl_lang.recipes.tasks.base import Task
 from torchrl_lang.schema import AGENT_MASK, TOKEN_LOG_PROB, TRAIN_MASK
 
@@ -137,19 +138,22 @@ class Games:
 
     ``"single"`` plays in this process. ``"sync"`` plays in worker processes while this process waits. ``"async"``
     workers play while this process learns, with weights that are some updates old; each row has its staleness.
+    ``"ray"`` does so on the nodes of a cluster, where a worker that dies is replaced, see
+    :class:`~torchrl_lang.recipes.ray_collector.RayWorkers`.
 
     Args:
         task: makes the environments.
         policy: writes ``action``, ``token_log_prob`` and ``state_value``, and ``train_mask`` if some tokens are not
             to be learned from. In a single process it is the very policy that is trained.
         kind: of the collector.
-        workers: number of processes for ``"sync"`` and ``"async"``.
+        workers: number of processes for ``"sync"``, ``"async"`` and ``"ray"``.
         games: played in parallel, in all processes together.
         turns: of each game in one call of :meth:`play`.
         seed: of the games. A single process repeats its games; workers sample other actions each time.
         device: of environments and policy.
         env_options: further options of :meth:`Task.env` that the policy needs.
         max_staleness: games with an older token, in weight updates, are dropped.
+        cluster: ``address`` and ``gpus`` of ``"ray"``.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class Games:
         task: Task,
         policy: TensorDictModuleBase,
         *,
-        kind: Literal["single", "sync", "async"],
+        kind: Literal["single", "sync", "async", "ray"],
         workers: int,
         games: int,
         turns: int,
@@ -165,6 +169,7 @@ class Games:
         device: torch.device,
         env_options: Mapping[str, Any] = MappingProxyType({}),
         max_staleness: int | None = None,
+        cluster: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.kind, self.seed, self.max_staleness = kind, seed, max_staleness
         self.step: int | None = None
@@ -183,6 +188,11 @@ class Games:
             self.env = task.env(games, seed=seed, device=device, **env_options)
             self._make = functools.partial(Collector, self.env, frames_per_batch=games * turns, **common)
             self._batches = 1
+        elif kind == "ray":
+            make = functools.partial(task.env, games // workers, **env_options)
+            shared: dict[str, Any] = {"games": games // workers, "turns": turns, "workers": workers, "seed": seed + 1}
+            self._make = functools.partial(RayWorkers, make, rows=self._rows, device=device, **shared, **cluster)
+            self._batches = workers
         else:
             share = games // workers
             make = functools.partial(task.env, share, device=device, **env_options)
@@ -228,6 +238,8 @@ class Games:
         self._updates += 1
         if self.kind == "single":
             self._collector.increment_version()  # it plays with the policy itself
+        elif self.kind == "ray":
+            self._collector.update_policy_weights_()  # it has the policy
         else:
             self._collector.update_policy_weights_(TensorDict.from_module(self._policy).data)
 
@@ -289,7 +301,7 @@ class Games:
         return every
 
     def _open(self) -> None:
-        if self.env is not None:
+        if self.kind in ("single", "ray"):
             self._collector = self._make(policy=self._policy)
         else:
             self._scheme = SharedMemWeightSyncScheme()
@@ -332,6 +344,8 @@ class Games:
             self._open()
         try:
             steps = next(self._steps)
+            if self.kind == "ray":
+                return steps  # rows already
             if self.env is not None:
                 self._written.append((self._updates, steps.select(*self._policy.out_keys).clone()))
             return self._rows(steps, only_waiting=only_waiting)

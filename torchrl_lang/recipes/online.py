@@ -187,7 +187,7 @@ def _player(options: OnlineOptions, start: InitialPolicy, policy: TensorDictModu
     return Player(MixedPolicy(policy, player.policy, options.examples, seed=seeds[1]), player.env_options)
 
 
-_FREE = ("start", "pretrained", "workers", "record_history", "engine_option")
+_FREE = ("start", "pretrained", "workers", "ray_address", "ray_gpus", "record_history", "engine_option")
 """Options that may change when an online run is resumed; a changed start is recognized by its weights, and a history
 by the epochs that it must have."""
 
@@ -224,6 +224,7 @@ class OnlineRun:
             seed=_ranks.own_seed(options.seed + 1000),  # other games than those of the evaluations
             device=options.torch_device(),
             max_staleness=options.max_staleness,
+            cluster={"address": options.ray_address, "gpus": options.ray_gpus},
         )
         self.curriculum = None if options.curriculum is None else Curriculum(self.games.env, options.curriculum)
 
