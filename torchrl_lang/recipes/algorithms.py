@@ -1007,7 +1007,7 @@ def together(options: Options) -> AbstractContextManager[None]:
         ValueError: the options are of a command that works alone, or the batches are too small to be shared out.
     """
     alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
-    if alone and getattr(options, "shard", False):
+    if alone and isinstance(options, RunOptions) and options.shard:
         raise ValueError("--shard shares weights out to the processes of torchrun: start the command with torchrun.")
     if alone or "RANK" not in os.environ:
         return nullcontext()

@@ -14,15 +14,18 @@ import torch
 from tensordict import TensorDictBase, TensorDictParams
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.objectives import LossModule, SoftUpdate
 
 from torchrl_lang import _ranks
+from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, HeldActor, fingerprint
-from torchrl_lang.modules.sharded_actor import shard_actor
-from torchrl_lang.modules.sharding import all_gathered, any_sharded, local_part, unshard, whole_tensor
+from torchrl_lang.modules.frozen.frozen_states import block_list
+from torchrl_lang.modules.save import language_model_of
+from torchrl_lang.modules.sharding import all_gathered, any_sharded, local_part, shard, unshard, whole_tensor
+from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.objectives.networks import frozen_target
 from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import output_folder
@@ -101,7 +104,7 @@ def shard_models(loss: LossModule, *others: HeldActor) -> None:
     actors = [module for module in (loss, *(actor.actor for actor in held)) for module in module.modules()]
     for actor in dict.fromkeys(actors):
         if isinstance(actor, ProbabilisticTensorDictSequential):
-            shard_actor(actor, mesh)
+            _shard_actor(actor, mesh)
     if _TARGET in loss._modules:
         loss._modules[_TARGET] = frozen_target(loss.actor_network_params)
 
@@ -119,6 +122,16 @@ class _ShardedTarget:
         target: Any = self.loss._modules[_TARGET]
         for key, source in self.loss.actor_network_params.items(True, True):
             local_part(target.get(key)).lerp_(local_part(source.data), self.tau)
+
+
+def _shard_actor(actor: ProbabilisticTensorDictSequential, mesh: DeviceMesh) -> None:
+    """Shard an actor's blocks and its language model, once; also those of a frozen copy."""
+    trunk: Any = trunk_of(split_actor(actor).trunk)
+    if trunk.sharded_root is not None:
+        return
+    if not trunk._owners:  # a copy, which has no language model around it yet
+        trunk._owners = (language_model_of(actor), trunk.model)
+    shard(trunk._owners[-2], block_list(trunk.model)[1], mesh)
 
 
 def _updater(loss: LossModule, tau: float | None) -> Any:
