@@ -167,9 +167,9 @@ class VisualDialogueDemo(ComparisonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatDemo(DeviceOptions):
-    """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO; twenty minutes, two cores.
+    """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO.
 
-    Its page shows the same dialogues side by side.
+    About twenty minutes on two cores. Its page shows the same dialogues side by side.
     """
 
     out: Path = option(Path("runs/chat"), "folder of all results; those of a task are in a folder of its name")
