@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch.nn.functional import pad
@@ -129,13 +131,17 @@ def with_drawn(rows: TensorDictBase, drawn: TensorDictBase) -> TensorDictBase:
     find_entry("with_drawn", DRAWN, "The rows of draw_utterances come second, after those that were played.", drawn)
     played = rows.select(*(key for key in drawn.keys() if key in rows.keys()))
     played.set(DRAWN, torch.zeros_like(played.get(TERMINATED)))
-    drawn = drawn.select(*played.keys())
-    width = max(part.get(TOKENS).shape[-1] for part in (played, drawn))
-    both: TensorDictBase = torch.cat([widened(played, width), widened(drawn, width)])
-    return both
+    return joined_rows([played, drawn.select(*played.keys())])
 
 
-def widened(rows: TensorDictBase, width: int) -> TensorDictBase:
+def joined_rows(parts: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Concatenate rows ``[N_i]`` with the same entries; they become as wide as the widest."""
+    width = max(part.get(TOKENS).shape[-1] for part in parts)
+    rows: TensorDictBase = torch.cat([_widened(part, width) for part in parts])
+    return rows
+
+
+def _widened(rows: TensorDictBase, width: int) -> TensorDictBase:
     """Rows with the entries of their tokens padded with zeros to ``width``."""
     shape, out = rows.get(TOKENS).shape, rows.copy()
     for key, value in rows.items():

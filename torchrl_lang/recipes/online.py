@@ -21,7 +21,7 @@ from torchrl_lang._random_stream import generators
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model, with_frozen_states
-from torchrl_lang.modules.drawn_utterances import widened
+from torchrl_lang.modules.drawn_utterances import joined_rows
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
@@ -45,7 +45,7 @@ from torchrl_lang.recipes.runs import (
 from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
-from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TOKENS, TRAIN_MASK
+from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TRAIN_MASK
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, Progress, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
@@ -275,7 +275,9 @@ class OnlineRun:
             rows = self.kl(rows if self.engine is None else score_as_trainer(self.start.policy, rows))
             if _ranks.size() > 1:  # every process has the rows of all, and learns from its share of each batch
                 rows = gather_rows(rows.exclude(FROZEN_STATES))
-            played.extend(_ranks.gather(own) if _ranks.size() > 1 else [own])
+                played.extend(_ranks.gather(own._replace(rows=own.rows.select().cpu())))  # they are counted alone
+            else:
+                played.append(own)
             adjusted.append(rows.exclude(FROZEN_STATES))
             if self.curriculum is not None:
                 self.curriculum.update(played[-1].rows)
@@ -399,9 +401,7 @@ def gather_rows(rows: TensorDictBase) -> TensorDictBase:
     """The rows ``[N]`` of all processes, those of the first one first, on this process's device."""
     if _ranks.size() == 1:
         return rows
-    parts = _ranks.gather(rows.cpu())
-    width = max(part.get(TOKENS).shape[-1] for part in parts)
-    every: Any = torch.cat([widened(part, width) for part in parts])  # typed as a tensor by torch
+    every = joined_rows(_ranks.gather(rows.cpu()))
     return every if rows.device is None else every.to(rows.device)
 
 
@@ -419,7 +419,7 @@ def _iterate(run: OnlineRun, checkpoints: Checkpointer) -> None:
     options, last = run.options, run.options.iterations
     done, log = resume(options, checkpoints, run.parts())
     run.start.policy.forget()
-    if run.engine is not None:
+    if run.engine is not None and done:
         run.engine.send_weights()
     if run.games.step is None:  # at the beginning
         run.restart(done)
