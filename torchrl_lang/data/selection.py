@@ -184,7 +184,7 @@ def preference_pairs(
     alike = torch.cat([_groups(entries, per)[order, None], opening], -1)
     start, by_start = alike.unique(dim=0, return_inverse=True)[1].sort(stable=True)
     order = order[by_start]  # by start, then by descending score
-    which, size, rank = _ranks(start)
+    which, size, rank = _places_in_groups(start)
     worse = order[torch.arange(len(order), device=order.device) + size[which] - 1 - 2 * rank]
     kept = (score[order] > score[worse]) & (rank < (order.shape[0] if n is None else n))
     return rows[torch.stack([order[kept], worse[kept]], -1)]
@@ -221,13 +221,13 @@ def _best(score: Tensor, group: Tensor, n: int | None, fraction: float | None) -
     """Indices of the best rows of each group, int64 ``[M]``, ascending."""
     order = score.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]  # by group, then by descending score
-    which, size, rank = _ranks(group[order])
+    which, size, rank = _places_in_groups(group[order])
     share: Any = fraction  # given where n is not
     quota = size.new_full(size.shape, n) if n is not None else (share * size.double()).long().clamp_min(1)
     return order[rank < quota[which]].sort().values
 
 
-def _ranks(group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _places_in_groups(group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of sorted groups ``[N]``: the number of each one's group ``[N]``, sizes ``[G]``, and its place in it ``[N]``."""
     _, which, size = group.unique_consecutive(return_inverse=True, return_counts=True)
     return which, size, torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[which]

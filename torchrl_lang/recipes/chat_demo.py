@@ -25,7 +25,7 @@ from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, sa
 from torchrl_lang.modules import UtteranceActor, language_actor, row_log_prob
 from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
 from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm
-from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, TrainingOptions, train
+from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, train
 from torchrl_lang.recipes.compare import publish
 from torchrl_lang.recipes.datasets import generate_once, open_dataset, output_folder
 from torchrl_lang.recipes.demo_options import ChatDemo
@@ -192,7 +192,7 @@ class _Demo(NamedTuple):
         """Train on the dialogues."""
         given = {**self._shared, **given, **_last(steps), **start, "steps": steps, "data": data}
         options = kind.for_task(GamesTask, **given, out=self.options.out / kind.algorithm)
-        return self._train(options, data=replace(open_data(options), states=states))
+        return self._train(options, states)
 
     def _sampled(self, run: Path) -> UtteranceActor:
         return self._load(run).policy(seed=self.seed)
@@ -219,12 +219,12 @@ class _Demo(NamedTuple):
         print("\n".join(f"{each}: {mean:.2f} on other games" for each, mean in zip(choices, returns, strict=True)))
         return policies[returns.index(max(returns))], None
 
-    def _train(self, options: TrainingOptions, **opened: Any) -> Path:
+    def _train(self, options: Any, states: StatesOfRows | None = None) -> Path:
         """Train, unless a run has finished; returns its folder, with the minutes of the last call."""
         if not (options.out / "model").exists():
             print(f"\n{options.algorithm}", flush=True)
             began = time.monotonic()
-            train(options, **opened)
+            train(options, **({} if states is None else {"data": replace(open_data(options), states=states)}))
             write_json(options.out / "minutes.json", {"minutes": (time.monotonic() - began) / 60})
         return options.out
 

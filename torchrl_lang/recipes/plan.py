@@ -140,7 +140,7 @@ def changes(plan: Plan, other: Plan) -> str:
 
 
 def advice(plan: Plan) -> list[str]:
-    """What to choose, in sentences with figures."""
+    """Advise on the options, in sentences with figures."""
     chosen = choose(plan)
     if not costs.fits(chosen):
         yet = f"it needs {costs.peak(chosen) / GB:.3g} GB"
@@ -174,7 +174,8 @@ def _of_parts(plan: Plan) -> Iterator[str]:
             yield f"A QValueHead has {own:,.0f} M weights, and as many in its target; a TiedQValueHead {tied:,.0f} M."
     parts = costs.memory(plan)
     if plan.method.target_model:
-        yield f"{plan.train} keeps three models; targets and reference have {(parts[2] + parts[3]) / GB:.3g} GB."
+        beside = (parts.targets + parts.reference) / GB
+        yield f"{plan.train} keeps three models; targets and reference have {beside:.3g} GB."
     elif parts.reference > 0.1 * costs.peak(plan):
         less = replace(plan, reference_dtype="int8")
         yield (
