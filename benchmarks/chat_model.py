@@ -190,7 +190,7 @@ class Acting:
 
 
 def wrapper_row(table: Table, repeats: int) -> dict[str, Any]:
-    """What playing an environment costs a wrapper, in times of a call of the wrapper alone."""
+    """Measure a turn of an environment by a wrapper, in times of a call of the wrapper alone."""
     control, prompts = table.chat.control, table.prompts(table.rows(GAMES), 1)
     options: Any = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "pad_token_id": control.pad}
     wrapper = TransformersWrapper(

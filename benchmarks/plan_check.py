@@ -1,4 +1,4 @@
-"""What ``plan`` predicts beside measurements: memory and time of training steps and of acting, one core or one GPU.
+"""Predictions of ``plan`` beside measurements: memory and time of training steps and of acting, one core or one GPU.
 
 The peak of memory is that of all tensors, weights and optimizer included. On a CPU the time is the processor time of
 this process, and before each step a matrix product and a copy measure what the same core reaches at that moment: the
@@ -134,7 +134,7 @@ def new_model(plan: Plan) -> PreTrainedModel:
 
 
 def training(plan: Plan) -> Training:
-    """What the plan describes."""
+    """Make the training that a plan describes."""
     lm = new_model(plan)
     actor, h, v = language_actor(lm), plan.shape.width, plan.shape.vocab
     if plan.checkpointing:
@@ -206,7 +206,7 @@ def _percent(ratio: float) -> float:
 def _times(
     job: Callable[[], Any], plan: Plan, predict: Callable[[Plan], float], repeats: int, few_rows: int | None = None
 ) -> tuple[list[float], list[float]]:
-    """What a plan predicts with the rates of the device at that moment, and seconds of the job."""
+    """Return the prediction with the rates of the device at that moment, and the seconds of the job."""
     times, predicted = [], []
     for _ in range(1 if smoking() else repeats):
         if device().type == "cpu":

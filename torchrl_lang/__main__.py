@@ -110,7 +110,7 @@ def _report(message: str) -> None:
     if "RANK" in os.environ:  # one of several processes
         from torchrl_lang import _ranks
 
-        if not _ranks.speaks():
+        if not _ranks.reports():
             return
     print(f"torchrl_lang: {message}", file=sys.stderr, flush=True)
 

@@ -131,7 +131,7 @@ def equal(module: nn.Module) -> None:
 
 
 def gather(item: T) -> list[T]:
-    """What each process has given, in their order; tensors must be on the CPU."""
+    """Collect the items of all processes, in their order; tensors must be on the CPU."""
     if size() == 1:
         return [item]
     found: list[Any] = [None] * size()
@@ -140,7 +140,7 @@ def gather(item: T) -> list[T]:
 
 
 def from_first(function: Callable[[], T]) -> T:
-    """What a function returns that only the first process calls, for which the others wait."""
+    """Call a function in the first process, for which the others wait; all get its result."""
     if size() == 1:
         return function()
     found: list[Any] = [function() if is_first() else None]
@@ -196,7 +196,7 @@ def started() -> bool:
     return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
-def speaks() -> bool:
+def reports() -> bool:
     """Whether this process is to report why it ends: the first process or, while they are joined, the first to ask."""
     if _store is None:
         return not started() or os.environ["RANK"] == "0"

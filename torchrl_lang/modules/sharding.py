@@ -206,5 +206,5 @@ def _like(present: Any, state: Any) -> Any:
 
 
 def local_part(value: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """Return the part of a tensor that this process holds."""
     return value.to_local() if isinstance(value, DTensor) else value

@@ -239,7 +239,7 @@ def of_size(parameters: float, vocab: int) -> Architecture:
 
 
 class Card(NamedTuple):
-    """What a processor reaches at best, of dense matrices."""
+    """The rates that a processor reaches at best, of dense matrices."""
 
     memory: float
     """Bytes."""

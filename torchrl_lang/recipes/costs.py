@@ -1,4 +1,4 @@
-"""What training and acting cost in memory and time, by formulas. Nothing here imports torch.
+"""Compute memory and time of training and acting by formulas. Nothing here imports torch.
 
 Letters are those of :class:`~torchrl_lang.recipes.architectures.Architecture`; besides, ``N`` is the number of weights,
 ``b`` the bytes of a number, ``G`` the number of GPUs. ``benchmarks/plan_check.py`` measures beside the formulas.
@@ -27,7 +27,7 @@ _OTHER_MACHINES = 50e9
 
 
 class Method(NamedTuple):
-    """What an algorithm keeps beside the policy, and the passes that it makes in a step."""
+    """The models and heads of an algorithm beside the policy, and the passes that it makes in a step."""
 
     qvalue: bool = False
     """Q heads with a value for each token, and target heads."""
@@ -166,7 +166,7 @@ class Plan(Options, group="model"):
 
     @property
     def method(self) -> Method:
-        """What the algorithm keeps."""
+        """That of the algorithm."""
         return METHODS[self.train]
 
     @property
@@ -336,7 +336,7 @@ def target_bytes(plan: Plan) -> float:
 
 
 def reference_bytes(plan: Plan) -> float:
-    """What trains, once more, as a reference shares the rest; beside adapters nothing, as they can be off.
+    """The weights that train, once more, as a reference shares the rest; none beside adapters, as they can be off.
 
     That of Q-SFT is a copy in any case, of its adapters too. In another dtype than the model's it shares nothing.
     """
@@ -351,7 +351,7 @@ def reference_bytes(plan: Plan) -> float:
 
 
 def gathered_bytes(plan: Plan) -> float:
-    """What FSDP gathers in a pass: the tables, which stay for the heads, and two blocks; with their gradients."""
+    """FSDP gathers the tables, which stay for the heads, and two blocks; with their gradients."""
     if plan.sharded == 1:
         return 0.0
     shape, tables = plan.shape, plan.shape.table * (1 if plan.shape.tied else 2)
@@ -396,7 +396,7 @@ def activation_bytes(plan: Plan) -> float:
 
 
 def recomputed_bytes(plan: Plan) -> float:
-    """What checkpointing computes again of one block at a time, and gradients of its MLP, ``2 b F`` a token."""
+    """Checkpointing computes one block again at a time; with gradients of its MLP, ``2 b F`` a token."""
     each = kept_bytes(plan) + 2 * plan.compute_bytes * plan.shape.ffn
     return each * plan.tokens if plan.checkpointing and plan.trained_layers else 0.0
 
@@ -415,7 +415,7 @@ def chunk(plan: Plan) -> int:
 
 
 def output_bytes(plan: Plan) -> float:
-    """What terms over the vocabulary hold: logits of a chunk, the states that they read, and the features of heads.
+    """Terms over the vocabulary hold logits of a chunk, the states that they read, and the features of heads.
 
     The chunked cross-entropy has one buffer (beside it on a GPU log-probabilities in float32), pieces that are computed
     again have four at a time.
@@ -474,7 +474,7 @@ class Memory(NamedTuple):
 
     @property
     def resident(self) -> float:
-        """What stays all the time."""
+        """All that stays from step to step."""
         return sum(self[:7])
 
 
@@ -569,7 +569,7 @@ def head_flops(plan: Plan) -> float:
 
 
 def moved_bytes(plan: Plan) -> float:
-    """What a batch moves through memory beside products: each number that is kept, four times.
+    """A batch moves through memory, beside products, each number that is kept four times.
 
     It is written and read, and so is its gradient. Over the vocabulary a logit moves eight times.
     """
@@ -580,7 +580,7 @@ def moved_bytes(plan: Plan) -> float:
 
 
 def update_bytes(plan: Plan) -> float:
-    """What the optimizer moves: ten numbers a trained weight.
+    """The optimizer moves ten numbers a trained weight.
 
     AdamW reads the weight, its gradient and two moments and writes three; clipping reads the gradient twice and writes
     it. Target copies read two and write one.
@@ -590,7 +590,7 @@ def update_bytes(plan: Plan) -> float:
 
 
 def communication_bytes(plan: Plan) -> float:
-    """What a GPU sends in a step: ``2 (G - 1) / G`` of the gradients.
+    """A GPU sends ``2 (G - 1) / G`` of the gradients in a step.
 
     With FSDP for each batch the weights twice, forward and backward, and the gradients once.
     """
@@ -634,7 +634,7 @@ class Acting(NamedTuple):
     writing: float
     """The tokens that the agent writes, one after another."""
     gathering: float
-    """What FSDP shards, once a turn."""
+    """Of the weights that FSDP shards, once a turn."""
     reference: float
     """Their log-probabilities under the reference."""
 

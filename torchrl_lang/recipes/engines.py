@@ -105,7 +105,7 @@ def _vllm(lm: Any, policy: UtteranceActor, options: OnlineOptions) -> tuple[Any,
     engine.generate, dtype = partial(engine.generate, use_tqdm=False), engine.llm_engine.model_config.dtype
     unwritable = {*rule.forbidden.tolist(), *range(rule.vocab_size or size, size)}
     wrapper = vLLMWrapper(engine, tokenizer=_token_ids(control), input_mode="tokens", return_log_probs=True)
-    # Set here, because the wrapper drops what it does not know of generate_kwargs, such as the ids to stop at.
+    # Set here, because the wrapper ignores some generate_kwargs, such as the ids to stop at.
     wrapper.sampling_params = SamplingParams(
         max_tokens=policy.decoder.action_length - 1,
         temperature=rule.temperature,
@@ -126,7 +126,7 @@ def _vllm(lm: Any, policy: UtteranceActor, options: OnlineOptions) -> tuple[Any,
 
 
 def _token_ids(control: ControlTokens) -> PreTrainedTokenizerFast:
-    """What wrappers ask a tokenizer for: the ids of the padding and of the end of a text."""
+    """Make the tokenizer that wrappers ask for the ids of the padding and of the end of a text."""
     words = Tokenizer(models.WordLevel({"<pad>": control.pad, "<end>": control.end_of_action}, unk_token="<pad>"))
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 

@@ -82,7 +82,7 @@ _TARGET = "target_actor_network_params"
 
 
 def by_first(evaluate: Callable[[], T], loss: LossModule) -> T:
-    """What the first process finds with the models and with the loss, for which the others wait."""
+    """Evaluate the models and the loss in the first process, for which the others wait; all get the result."""
     target = loss._modules.get(_TARGET) if any_sharded() else None
     if target is not None:
         loss._modules[_TARGET] = TensorDictParams(target.data.apply(whole_tensor), no_convert=True)

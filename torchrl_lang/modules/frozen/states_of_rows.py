@@ -60,7 +60,7 @@ class StatesOfRows:
 
 
 def _contents(trunk: Trunk) -> tuple[str, ...]:
-    """What the states below the first trained layer depend on, beside the configuration."""
+    """Identify the weights, device and autocast that the states below the first trained layer depend on."""
     weights = lower_weights(trunk.model, trunk.frozen_layers)
     digest = fingerprint((str(number), weight) for number, weight in enumerate(weights))
     device = weights[0].device
