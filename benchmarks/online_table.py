@@ -26,7 +26,8 @@ from benchmarks.seed_figure import draw_learning
 from torchrl_lang._files import write_file
 from torchrl_lang.evaluation import format_seed_table, over_seeds
 from torchrl_lang.evaluation.plots import read_columns
-from torchrl_lang.recipes.algorithms import ALGORITHMS, RatioOptions
+from torchrl_lang.recipes.algorithms import ALGORITHMS
+from torchrl_lang.recipes.algorithms.online import RatioOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.load_run import load_run
 

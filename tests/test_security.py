@@ -19,7 +19,7 @@ RUN_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
 IMPORT_BY_TABLE = {
     "torchrl_lang/__main__.py",
     "torchrl_lang/recipes/tasks/__init__.py",
-    "torchrl_lang/recipes/algorithms.py",
+    "torchrl_lang/recipes/algorithms/__init__.py",
     "torchrl_lang/recipes/tasks/env_task.py",
     "benchmarks/__main__.py",
 }

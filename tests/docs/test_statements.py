@@ -12,7 +12,8 @@ from tests.docs.pages import DOCS, blocks
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.objectives.values import QValueLoss
-from torchrl_lang.recipes.algorithms import ALGORITHMS, ILQL, OnlineOptions
+from torchrl_lang.recipes.algorithms import ALGORITHMS, ILQL
+from torchrl_lang.recipes.algorithms.online import OnlineOptions
 
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 ONLINE = {name for name, kind in ALGORITHMS.items() if issubclass(kind, OnlineOptions)}

@@ -17,7 +17,9 @@ from torchrl_lang.envs.random_walks import random_graph
 from torchrl_lang.envs.random_walks.task import RandomWalksTask
 from torchrl_lang.envs.wordle.task import HABIT, WordleData
 from torchrl_lang.recipes import datasets
-from torchrl_lang.recipes.algorithms import ALGORITHMS, BC, BCQ, CHAI, CQL, ILQL, Evaluate, OnlineOptions, train
+from torchrl_lang.recipes.algorithms import ALGORITHMS, BC, BCQ, CHAI, CQL, ILQL, train
+from torchrl_lang.recipes.algorithms.finished import Evaluate
+from torchrl_lang.recipes.algorithms.online import OnlineOptions
 from torchrl_lang.recipes.command_line import parse
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.tasks import TASKS, presets_of, register, task_class, task_from_notes

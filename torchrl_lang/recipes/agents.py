@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchrl_lang.recipes.algorithms import TaskOptions
+from torchrl_lang.recipes.algorithms.training import TaskOptions
 from torchrl_lang.recipes.options import option, required
 
 

@@ -22,7 +22,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl_lang._files import Record, write_file, write_json
 from torchrl_lang.evaluation import SeedSummary, Summary, format_seed_table, format_table, over_seeds
 from torchrl_lang.modules import ReturnEmbedding
-from torchrl_lang.recipes.algorithms import BETAS
+from torchrl_lang.recipes.algorithms.finished import BETAS
 from torchrl_lang.recipes.demo_options import METHODS
 from torchrl_lang.recipes.load_run import FinishedRun, load_run
 from torchrl_lang.recipes.options import plain

@@ -7,7 +7,7 @@ from pathlib import Path
 from torchrl_lang._files import refuse_content
 from torchrl_lang.data import load_dataset
 from torchrl_lang.modules import read_agilerl, save_language_model
-from torchrl_lang.recipes.algorithms import ConvertAgileRL
+from torchrl_lang.recipes.algorithms.finished import ConvertAgileRL
 from torchrl_lang.recipes.datasets import check_place, open_task
 from torchrl_lang.recipes.offline import OfflineData
 from torchrl_lang.recipes.records import write_options

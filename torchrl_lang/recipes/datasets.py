@@ -15,7 +15,7 @@ from torchrl_lang.data import DialogueReader, RowDataset, dataset_from_jsonl, lo
 from torchrl_lang.data.dataset import MANIFEST, ROWS
 from torchrl_lang.data.generate import EpisodeSampler, generate_dataset, generate_in_parts
 from torchrl_lang.data.jsonl import read_jsonl
-from torchrl_lang.recipes.algorithms import OfflineOptions
+from torchrl_lang.recipes.algorithms.offline import OfflineOptions
 from torchrl_lang.recipes.load_run import load_model
 from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import DataOptions, Task, check_tokenizer

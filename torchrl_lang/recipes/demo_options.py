@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchrl_lang.recipes.algorithms import BETAS, DeviceOptions
+from torchrl_lang.recipes.algorithms.finished import BETAS
+from torchrl_lang.recipes.algorithms.training import DeviceOptions
 from torchrl_lang.recipes.options import Options, near, option, required, with_defaults
 from torchrl_lang.recipes.tasks.reddit import CorpusOptions
 from torchrl_lang.recipes.tasks.visual_dialogue import PRESETS

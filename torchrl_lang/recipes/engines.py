@@ -24,7 +24,7 @@ from torchrl_lang.modules.head_values import STATE_VALUE, apply_head
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.language_model import quiet_transformers
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
-from torchrl_lang.recipes.algorithms import OnlineOptions
+from torchrl_lang.recipes.algorithms.online import OnlineOptions
 from torchrl_lang.schema import AGENT_MASK, ENGINE_LOG_PROB, TOKEN_LOG_PROB, TRAIN_MASK, ControlTokens
 
 

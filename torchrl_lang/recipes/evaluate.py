@@ -17,7 +17,7 @@ from torchrl_lang.evaluation import (
     plot_guess_histogram,
     write_transcripts,
 )
-from torchrl_lang.recipes.algorithms import Evaluate
+from torchrl_lang.recipes.algorithms.finished import Evaluate
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
 from torchrl_lang.recipes.options import plain
 from torchrl_lang.recipes.tasks.base import Player

@@ -14,7 +14,7 @@ from torchrl_lang.modules import train_top_layers
 from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
 from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm, quiet_transformers
 from torchrl_lang.modules.save import SavedModel
-from torchrl_lang.recipes.algorithms import RunOptions
+from torchrl_lang.recipes.algorithms.training import RunOptions
 from torchrl_lang.recipes.load_run import load_model, refuse_returns
 from torchrl_lang.text import ChatTokenizer, HFTokenizer, Tokenizer
 from torchrl_lang.text.hf_tokenizer import load_hf_tokenizer

@@ -25,7 +25,10 @@ from torchrl_lang.modules.save import (
     saved_value_actor,
     saved_value_trunk,
 )
-from torchrl_lang.recipes.algorithms import ALGORITHMS, BETAS, OnlineOptions, TrainingOptions, holds_model
+from torchrl_lang.recipes.algorithms import ALGORITHMS
+from torchrl_lang.recipes.algorithms.finished import BETAS
+from torchrl_lang.recipes.algorithms.online import OnlineOptions
+from torchrl_lang.recipes.algorithms.training import TrainingOptions, holds_model
 from torchrl_lang.recipes.records import described, held_out, read_options, results_of
 from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer

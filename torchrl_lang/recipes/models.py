@@ -22,7 +22,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, f
 from torchrl_lang.modules.hugging_face import adapter_layers
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, save_language_model, saved_actor
 from torchrl_lang.objectives.values import QValueLoss
-from torchrl_lang.recipes.algorithms import OfflineOptions
+from torchrl_lang.recipes.algorithms.offline import OfflineOptions
 from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start
 from torchrl_lang.recipes.load_run import RunDecoding
 from torchrl_lang.recipes.offline import OfflineData, open_data, train_offline

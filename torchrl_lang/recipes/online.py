@@ -26,7 +26,8 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, f
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.modules.sharding import all_gathered
-from torchrl_lang.recipes.algorithms import OnlineOptions, holds_model
+from torchrl_lang.recipes.algorithms.online import OnlineOptions
+from torchrl_lang.recipes.algorithms.training import holds_model
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
 from torchrl_lang.recipes.engines import engine_figures, open_engine, score_as_trainer
 from torchrl_lang.recipes.initial_model import choose_weights, load_pretrained, load_start

@@ -14,7 +14,8 @@ from torchrl_lang.functional.decisions import begins_utterance
 from torchrl_lang.functional.value_terms import explained_variance
 from torchrl_lang.modules import value_module
 from torchrl_lang.objectives import BCLoss, PPOLoss
-from torchrl_lang.recipes.algorithms import GRPO, PPO, RatioOptions, Rejection
+from torchrl_lang.recipes.algorithms import GRPO, PPO, Rejection
+from torchrl_lang.recipes.algorithms.online import RatioOptions
 from torchrl_lang.recipes.models import loss_options
 from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
 from torchrl_lang.schema import AGENT_MASK, FROZEN_STATES, TOKENS

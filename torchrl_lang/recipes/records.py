@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from torchrl_lang._files import Record, shorten
-from torchrl_lang.recipes.algorithms import ALGORITHMS, holds_model
+from torchrl_lang.recipes.algorithms import ALGORITHMS
+from torchrl_lang.recipes.algorithms.training import holds_model
 from torchrl_lang.recipes.options import dashed, plain
 from torchrl_lang.training import Checkpointer
 

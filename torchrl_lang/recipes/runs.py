@@ -27,7 +27,7 @@ from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.modules.sharding import all_gathered, any_sharded, local_part, shard, unshard, whole_tensor
 from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.objectives.networks import frozen_target
-from torchrl_lang.recipes.algorithms import LoopOptions, TrainingOptions
+from torchrl_lang.recipes.algorithms.training import LoopOptions, TrainingOptions
 from torchrl_lang.recipes.datasets import output_folder
 from torchrl_lang.recipes.options import write_config
 from torchrl_lang.recipes.records import check_record, write_options

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.recipes import evaluate
-from torchrl_lang.recipes.algorithms import BC, PPO, Evaluate, train
+from torchrl_lang.recipes.algorithms import BC, PPO, train
+from torchrl_lang.recipes.algorithms.finished import Evaluate
 from torchrl_lang.recipes.datasets import generate_once, output_folder
 from torchrl_lang.recipes.demo_options import TextWorldDemo
 

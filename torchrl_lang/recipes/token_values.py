@@ -21,7 +21,8 @@ from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.save import FEATURES_HEAD, VALUE_FEATURES_HEAD, language_model_of, saved_actor
 from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.objectives.values import QValueLoss
-from torchrl_lang.recipes.algorithms import BCQ, CQL, ILQL, OREO, QSFT, ActionValueOptions, Psi
+from torchrl_lang.recipes.algorithms import BCQ, CQL, ILQL, OREO, QSFT, Psi
+from torchrl_lang.recipes.algorithms.offline import ActionValueOptions
 from torchrl_lang.recipes.load_run import Method, RunDecoding
 from torchrl_lang.recipes.models import begin, loss_options, model_of_start
 from torchrl_lang.recipes.offline import OfflineData, held_out_rows, open_data

@@ -19,7 +19,8 @@ from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.recipes import datasets, evaluate
-from torchrl_lang.recipes.algorithms import BC, ILQL, Evaluate, train
+from torchrl_lang.recipes.algorithms import BC, ILQL, train
+from torchrl_lang.recipes.algorithms.finished import Evaluate
 from torchrl_lang.recipes.datasets import open_dataset, task_from_notes
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.text import word_tokenizer

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from torchrl_lang.recipes.algorithms import LoopOptions, SizeOptions
+from torchrl_lang.recipes.algorithms.offline import SizeOptions
+from torchrl_lang.recipes.algorithms.training import LoopOptions
 from torchrl_lang.recipes.options import Options, option, required, with_defaults
 
 FamilyName = Literal["dark_room", "dark_key_door", "bandit"]
