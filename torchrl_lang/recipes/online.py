@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,17 @@ _FREE = ("start", "pretrained", "workers", "ray_address", "ray_gpus", "record_hi
 by the epochs that it must have."""
 
 
+@dataclass
+class _Drawn:
+    """What an iteration has played."""
+
+    games: list[CollectedGames] = field(default_factory=list)
+    rows: list[TensorDictBase] = field(default_factory=list)
+    """The rows of these games with their KL penalty."""
+    seconds: float = 0.0
+    """Of the games alone."""
+
+
 class OnlineRun:
     """The state of an online run, and its iterations; a recorder records the games of each."""
 
@@ -261,39 +272,13 @@ class OnlineRun:
         With ``to_end`` all games are played to their end, because new ones start after this iteration.
         """
         began, busy = time.perf_counter(), time.process_time()
-        played, adjusted = list[CollectedGames](), list[TensorDictBase]()
-        device = self.options.torch_device().type
-        seconds = 0.0
-
-        def play() -> TensorDictBase:
-            nonlocal seconds
-            before = time.perf_counter()
-            with torch.autocast(device, enabled=False):  # the policy has its own
-                own = self.games.play(to_end=to_end)
-            seconds += time.perf_counter() - before
-            # Layers that never change are computed once, for the reference and all epochs.
-            rows = with_frozen_states(self.start.policy, own.rows)
-            rows = self.kl(rows if self.engine is None else score_as_trainer(self.start.policy, rows))
-            if _ranks.size() > 1:  # every process has the rows of all, and learns from its share of each batch
-                rows = gather_rows(rows.exclude(FROZEN_STATES))
-                played.extend(_ranks.gather(own._replace(rows=own.rows.select().cpu())))  # they are counted alone
-            else:
-                played.append(own)
-            adjusted.append(rows.exclude(FROZEN_STATES))
-            if self.curriculum is not None:
-                self.curriculum.update(played[-1].rows)
-            return rows.set(TOKEN_REWARD, rows.pop(RAW_REWARD)) if _kl_weight(self.options) else rows
-
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=self.options.bf16):
-            with all_gathered():  # processes take turns of their own
-                chosen = self.learner.draw(play)
-            if FROZEN_STATES not in chosen.keys() and len(chosen) and _ranks.size() == 1:  # of earlier games
-                chosen = with_frozen_states(self.start.policy, chosen)
-        rows: Any = torch.cat(adjusted)  # typed as a tensor by torch
+        drawn = _Drawn()
+        chosen = self._draw(drawn, to_end)
+        rows: Any = torch.cat(drawn.rows)  # typed as a tensor by torch
         if self.learner.trains_policy(iteration):
             self.kl.update(rows)
         if self.recorder is not None:
-            self.recorder.record(iteration, torch.cat([each.rows for each in played]))
+            self.recorder.record(iteration, torch.cat([each.rows for each in drawn.games]))
         try:
             learned = self._learn(chosen, iteration)
         except NonFiniteError as error:
@@ -302,11 +287,39 @@ class OnlineRun:
         self.scheduler.step()
         self.weights_changed()
         self.start.policy.forget()  # a run that is resumed here has no cache either
-        times = {"seconds_play": seconds, "seconds_learn": time.perf_counter() - began - seconds}
+        times = {"seconds_play": drawn.seconds, "seconds_learn": time.perf_counter() - began - drawn.seconds}
         times["seconds_processor"] = time.process_time() - busy
         # A loss may log a KL of its own as "kl"; the log shows that of the games.
-        found = learned | dict(self.learner.metrics()) | self._metrics(played, rows)
+        found = learned | dict(self.learner.metrics()) | self._metrics(drawn.games, rows)
         return found | {"learned_from": len(chosen)} | times
+
+    def _draw(self, drawn: _Drawn, to_end: bool) -> TensorDictBase:
+        """The rows to learn from; ``drawn`` receives all games that the learner plays for them."""
+        with torch.autocast(self.options.torch_device().type, dtype=torch.bfloat16, enabled=self.options.bf16):
+            with all_gathered():  # processes take turns of their own
+                chosen = self.learner.draw(partial(self._play, drawn, to_end))
+            if FROZEN_STATES not in chosen.keys() and len(chosen) and _ranks.size() == 1:  # of earlier games
+                chosen = with_frozen_states(self.start.policy, chosen)
+        return chosen
+
+    def _play(self, drawn: _Drawn, to_end: bool) -> TensorDictBase:
+        """Rows of new games with their KL penalty."""
+        began = time.perf_counter()
+        with torch.autocast(self.options.torch_device().type, enabled=False):  # the policy has its own
+            own = self.games.play(to_end=to_end)
+        drawn.seconds += time.perf_counter() - began
+        # Layers that never change are computed once, for the reference and all epochs.
+        rows = with_frozen_states(self.start.policy, own.rows)
+        rows = self.kl(rows if self.engine is None else score_as_trainer(self.start.policy, rows))
+        if _ranks.size() > 1:  # every process has the rows of all, and learns from its share of each batch
+            rows = gather_rows(rows.exclude(FROZEN_STATES))
+            drawn.games.extend(_ranks.gather(own._replace(rows=own.rows.select().cpu())))  # they are counted alone
+        else:
+            drawn.games.append(own)
+        drawn.rows.append(rows.exclude(FROZEN_STATES))
+        if self.curriculum is not None:
+            self.curriculum.update(own.rows)
+        return rows.set(TOKEN_REWARD, rows.pop(RAW_REWARD)) if _kl_weight(self.options) else rows
 
     def weights_changed(self) -> None:
         """Send the current weights to the engine and the workers."""
