@@ -34,10 +34,10 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import BCLoss, CQLLoss, DPOLoss, ILQLLoss, PPOLoss, QSFTLoss
-from torchrl_lang.recipes import costs
 from torchrl_lang.recipes.algorithms import BC
-from torchrl_lang.recipes.costs import Plan
 from torchrl_lang.recipes.initial_model import choose_weights
+from torchrl_lang.recipes.planning import memory, times
+from torchrl_lang.recipes.planning.options import Plan
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.training import adamw, total_loss
 from torchrl_lang.transforms import adapters_off, frozen_copy
@@ -182,9 +182,9 @@ def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
     job.step()
     job.optimizer.zero_grad()
     held = job.bytes() + peak_bytes(job.step, device())
-    predicted, times = _times(job.step, plan, lambda rated: costs.step_seconds(rated).total, repeats)
-    foreseen = costs.learning_peak(plan) - costs.memory(plan).keys_and_values  # no game is played here
-    return [_memory(name, foreseen, held), _time(name, predicted, times)]
+    predicted, measured = _times(job.step, plan, lambda rated: times.step_seconds(rated).total, repeats)
+    foreseen = memory.learning_peak(plan) - memory.by_part(plan).keys_and_values  # no game is played here
+    return [_memory(name, foreseen, held), _time(name, predicted, measured)]
 
 
 def _memory(name: str, predicted: float, measured: float) -> dict[str, Any]:
@@ -272,9 +272,9 @@ def _of_acting(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
     job()
     policy.forget()
     held = _bytes(lm.parameters()) + peak_bytes(job, device())
-    parts = costs.memory(plan)
-    predicted = costs.acting_peak(plan) - parts.reference - parts.optimizer - parts.rows
+    parts = memory.by_part(plan)
+    predicted = memory.acting_peak(plan) - parts.reference - parts.optimizer - parts.rows
     return [
         _memory(name, predicted, held),
-        _time(name, *_times(job, plan, lambda rated: sum(costs.acting_seconds(rated)[:2]), repeats, GAMES)),
+        _time(name, *_times(job, plan, lambda rated: sum(times.acting_seconds(rated)[:2]), repeats, GAMES)),
     ]

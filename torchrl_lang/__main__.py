@@ -50,7 +50,7 @@ RECIPES = {
     "evaluate": ("algorithms.finished:Evaluate", "evaluate:main"),
     "export": ("agents:Export", "agents:export"),
     "chat": ("agents:Chat", "agents:chat"),
-    "plan": ("costs:Plan", "plan:main"),
+    "plan": ("planning.options:Plan", "planning.report:main"),
     "convert-agilerl": ("algorithms.finished:ConvertAgileRL", "convert_agilerl:main"),
     "demo": ("demo_options:Demo", "demo:main"),
     "demo-chat": ("demo_options:ChatDemo", "chat_demo:main"),

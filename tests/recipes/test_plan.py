@@ -28,12 +28,12 @@ from torchrl_lang.modules import (
 )
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import ArCHerLoss
-from torchrl_lang.recipes import costs
 from torchrl_lang.recipes.algorithms import ALGORITHMS, BC
-from torchrl_lang.recipes.architectures import ARCHITECTURES, of_folder
-from torchrl_lang.recipes.costs import METHODS, Plan
 from torchrl_lang.recipes.initial_model import choose_weights
-from torchrl_lang.recipes.plan import choose
+from torchrl_lang.recipes.planning import memory, times
+from torchrl_lang.recipes.planning.architectures import ARCHITECTURES, of_folder
+from torchrl_lang.recipes.planning.options import METHODS, Plan
+from torchrl_lang.recipes.planning.report import choose
 
 PUBLISHED = {
     "GPT-2": 124_439_808,
@@ -122,7 +122,7 @@ def test_what_a_token_leaves_in_a_block(kind, options, tmp_path):
         return sum(tensor.untyped_storage().nbytes() for tensor in found.values()) / 64
 
     measured = saved(2) - saved(1)
-    predicted = costs.kept_bytes(Plan(model=str(tmp_path), **options))
+    predicted = memory.kept_bytes(Plan(model=str(tmp_path), **options))
     assert predicted == pytest.approx(measured, rel=0.01)
 
 
@@ -140,9 +140,9 @@ def test_the_peak_of_a_step(change):
     job = training(plan)
     job.step()
     job.optimizer.zero_grad()
-    games = costs.memory(plan).keys_and_values  # none is played here
-    assert costs.memory(plan).resident - games == pytest.approx(job.bytes(), rel=0.01)
-    assert costs.learning_peak(plan) - games == pytest.approx(job.bytes() + peak_bytes(job.step), rel=0.1)
+    games = memory.by_part(plan).keys_and_values  # none is played here
+    assert memory.by_part(plan).resident - games == pytest.approx(job.bytes(), rel=0.01)
+    assert memory.learning_peak(plan) - games == pytest.approx(job.bytes() + peak_bytes(job.step), rel=0.1)
 
 
 @pytest.mark.parametrize(("vocabulary", "rows", "length"), [(50_257, 8, 96), (151_936, 12, 64)])
@@ -154,7 +154,7 @@ def test_recorded_peaks_of_a_gpu(vocabulary, rows, length, tmp_path):
     recorded = {row["name"].partition(": peak ")[2]: row["value"] for row in record if f"{vocabulary:,}" in row["name"]}
     for name, head in (("CQL on", "own"), ("CQL on, tied heads", "tied")):
         plan = Plan(model=str(tmp_path), train="ilql", q_head=head, batch_size=rows, row_length=length)
-        peak = (costs.learning_peak(plan) - costs.memory(plan).resident) / 2**20
+        peak = (memory.learning_peak(plan) - memory.by_part(plan).resident) / 2**20
         assert peak == pytest.approx(
             recorded["of the plain step"] + recorded[f"beyond the plain step, {name}"], rel=0.1
         )
@@ -174,7 +174,7 @@ def test_what_archer_keeps(more):
     held = {
         w.untyped_storage()._cdata: w.nbytes for w in (*actor.parameters(), *critic.parameters(), *critic.buffers())
     }
-    parts = costs.memory(plan)
+    parts = memory.by_part(plan)
     assert parts.weights + parts.value_heads + parts.targets == pytest.approx(sum(held.values()), rel=1e-3)
 
 
@@ -185,26 +185,27 @@ def test_every_algorithm_is_known():
 def test_operations_and_bytes_worked_out_by_hand():
     plan = Plan(model="Qwen2.5-7B", batch_size=1, row_length=100, agent_share=1.0)
     matrices = 2 * 3584 * 3584 + 2 * 512 * 3584 + 3 * 18_944 * 3584
-    assert costs.forward_flops(plan, 10) == 10 * 28 * (2 * matrices + 2 * 3584 * 100)
-    assert costs.trunk_flops(plan) == 3 * costs.forward_flops(plan, 100)
-    assert costs.head_flops(plan) == 100 * 3 * 2 * 152_064 * 3584
-    assert costs.model_bytes(plan) == costs.gradient_bytes(plan) == costs.optimizer_bytes(plan) / 2 == 4 * 7_615_616_512
+    assert times.forward_flops(plan, 10) == 10 * 28 * (2 * matrices + 2 * 3584 * 100)
+    assert times.trunk_flops(plan) == 3 * times.forward_flops(plan, 100)
+    assert times.head_flops(plan) == 100 * 3 * 2 * 152_064 * 3584
+    weights = 4 * 7_615_616_512
+    assert memory.model_bytes(plan) == memory.gradient_bytes(plan) == memory.optimizer_bytes(plan) / 2 == weights
     sharded = replace(plan, gpus=8, shard="model")
-    assert costs.memory(sharded).weights == costs.memory(sharded).gradients == 4 * 7_615_616_512 / 8
-    assert costs.communication_bytes(replace(plan, gpus=8)) == 2 * 7 / 8 * 4 * 7_615_616_512
+    assert memory.by_part(sharded).weights == memory.by_part(sharded).gradients == 4 * 7_615_616_512 / 8
+    assert times.communication_bytes(replace(plan, gpus=8)) == 2 * 7 / 8 * 4 * 7_615_616_512
     online = Plan(model="Qwen2.5-7B", dtype="bfloat16", train="grpo", games=4, row_length=100)
-    assert costs.memory(online).keys_and_values == 2 * 2 * 28 * 512 * 100 * 4
+    assert memory.by_part(online).keys_and_values == 2 * 2 * 28 * 512 * 100 * 4
     adapted = replace(online, lora_rank=16)
-    assert costs.memory(adapted).reference == 0
-    assert costs.memory(online).reference == 2 * 7_615_616_512
+    assert memory.by_part(adapted).reference == 0
+    assert memory.by_part(online).reference == 2 * 7_615_616_512
 
 
 def test_weights_of_value_heads():
     plan = Plan(layers=1, width=8, heads=2, vocab=50, train="ilql", q_head="own")
     own, tied = QValueHead(8, 50), TiedQValueHead(8, torch.nn.Embedding(50, 8))
     numbers = [sum(weight.numel() for weight in head.parameters()) for head in (own, tied, ValueHead(8))]
-    assert [costs.q_weights(plan, tied=False), costs.q_weights(plan, tied=True)] == numbers[:2]
-    assert costs.head_weights(plan) == numbers[0] + numbers[2]
+    assert [memory.q_weights(plan, tied=False), memory.q_weights(plan, tied=True)] == numbers[:2]
+    assert memory.head_weights(plan) == numbers[0] + numbers[2]
 
 
 @pytest.mark.parametrize("algorithm", ["bc", "ilql", "qsft", "ppo"])
@@ -212,9 +213,9 @@ def test_weights_of_value_heads():
 def test_what_is_chosen_fits_and_leaves_what_fits_alone(algorithm, model):
     plan = Plan(model=model, train=algorithm, bf16=True, gpus=8, row_length=512)
     chosen = choose(plan)
-    assert costs.fits(chosen)
+    assert memory.fits(chosen)
     assert choose(chosen) == chosen
-    assert (chosen == plan) == costs.fits(plan)
+    assert (chosen == plan) == memory.fits(plan)
 
 
 def test_the_command(capsys, tmp_path):

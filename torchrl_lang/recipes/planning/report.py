@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
-from torchrl_lang.recipes import costs
-from torchrl_lang.recipes.architectures import TYPICAL
-from torchrl_lang.recipes.costs import BYTES, GB, Plan
 from torchrl_lang.recipes.options import dashed
+from torchrl_lang.recipes.planning import memory, times
+from torchrl_lang.recipes.planning.architectures import TYPICAL
+from torchrl_lang.recipes.planning.options import BYTES, GB, Plan
 
 NUMBERS = (1, 8, 64)
 """Numbers of GPUs of ``--sizes``."""
@@ -30,7 +30,7 @@ def page(plan: Plan) -> str:
     name = plan.model or "a model"
     width = f"{shape.layers} layers of width {shape.width:,}, {shape.vocab:,} tokens"
     head = f"{name}: {shape.parameters / 1e9:.3g} B parameters, {width}; {plan.train} on {plan.gpus} x {plan.card}"
-    found = "fits" if costs.fits(plan) else "does NOT fit"
+    found = "fits" if memory.fits(plan) else "does NOT fit"
     lines = [head, "", *_table("memory of each, GB", _memory_rows(plan))]
     lines += [f"{found} in {card.memory / GB:.3g} GB, of which a tenth is left free", ""]
     lines += [*_table(f"a step of {plan.batch_size} rows, s", _step_rows(plan)), ""]
@@ -54,23 +54,23 @@ def _short(value: float) -> str:
 
 
 def _memory_rows(plan: Plan) -> list[tuple[str, float]]:
-    parts = {name.replace("_", " "): value for name, value in costs.memory(plan)._asdict().items() if value}
-    peaks = {"at most, learning": costs.learning_peak(plan), "at most, acting": costs.acting_peak(plan)}
+    parts = {name.replace("_", " "): value for name, value in memory.by_part(plan)._asdict().items() if value}
+    peaks = {"at most, learning": memory.learning_peak(plan), "at most, acting": memory.acting_peak(plan)}
     return [(name, value / GB) for name, value in (parts | peaks).items() if value]
 
 
 def _step_rows(plan: Plan) -> list[tuple[str, float]]:
-    step = costs.step_seconds(plan)
+    step = times.step_seconds(plan)
     names = {"products": "matrix products", "memory": "moving activations", "optimizer": "optimizer and targets"}
     rows = [(names.get(name, name), value) for name, value in step._asdict().items() if value]
     return [*rows, ("all", step.total), ("tokens a second, all GPUs", plan.batch_size * plan.row_length / step.total)]
 
 
 def _iteration_rows(plan: Plan) -> list[tuple[str, float]]:
-    games = costs.acting_seconds(plan)
+    games = times.acting_seconds(plan)
     names = {"reading": "reading the environment's tokens", "writing": "writing the agent's tokens"}
     rows = [(names.get(name, name), value) for name, value in games._asdict().items() if value]
-    total = costs.iteration_seconds(plan)
+    total = times.iteration_seconds(plan)
     return [*rows, (f"steps of {plan.epochs} epochs", total - games.total), ("all", total)]
 
 
@@ -83,13 +83,13 @@ def choose(plan: Plan) -> Plan:
     All weights come before adapters, a reference as it is before one in fewer bits, weights in 16 bits before others.
 
     Examples:
-        >>> from torchrl_lang.recipes.costs import Plan
-        >>> from torchrl_lang.recipes.plan import changes, choose
+        >>> from torchrl_lang.recipes.planning.options import Plan
+        >>> from torchrl_lang.recipes.planning.report import changes, choose
         >>> plan = Plan(model="Qwen2.5-7B", train="grpo", gpus=8)
         >>> changes(plan, choose(plan))
         '--shard all'
     """
-    if costs.fits(plan):
+    if memory.fits(plan):
         return plan
     found = [*_candidates(plan)]
 
@@ -97,10 +97,10 @@ def choose(plan: Plan) -> Plan:
         """Options count a hundredth of the time, so that none is there without need."""
         slower = 1 + 0.01 * len(changes(plan, each).split())
         bits = BYTES.get(each.quantize or "", 2.0), BYTES.get(each.reference_dtype, 5.0)
-        return each.lora_rank is not None, -bits[0], -bits[1], costs.iteration_seconds(each) * slower
+        return each.lora_rank is not None, -bits[0], -bits[1], times.iteration_seconds(each) * slower
 
-    fitting = [each for each in found if costs.fits(each)]
-    return min(fitting, key=order) if fitting else min(found, key=costs.peak)
+    fitting = [each for each in found if memory.fits(each)]
+    return min(fitting, key=order) if fitting else min(found, key=memory.peak)
 
 
 def _candidates(plan: Plan) -> Iterator[Plan]:
@@ -142,8 +142,8 @@ def changes(plan: Plan, other: Plan) -> str:
 def advice(plan: Plan) -> list[str]:
     """Advise on the options, in sentences with figures."""
     chosen = choose(plan)
-    if not costs.fits(chosen):
-        yet = f"it needs {costs.peak(chosen) / GB:.3g} GB"
+    if not memory.fits(chosen):
+        yet = f"it needs {memory.peak(chosen) / GB:.3g} GB"
         lines = [
             f"It does not fit, whatever is chosen: with {changes(plan, chosen)} {yet}. More GPUs, or shorter rows."
         ]
@@ -156,12 +156,12 @@ def advice(plan: Plan) -> list[str]:
 
 def _figures(plan: Plan) -> str:
     what = "an iteration" if plan.online else "a step"
-    return f"{costs.peak(plan) / GB:.3g} GB, {_short(costs.iteration_seconds(plan))} s {what}"
+    return f"{memory.peak(plan) / GB:.3g} GB, {_short(times.iteration_seconds(plan))} s {what}"
 
 
 def _of_precision(plan: Plan) -> Iterator[str]:
     if plan.compute_bytes == 4 and plan.card != "CPU-core":
-        faster = costs.iteration_seconds(plan) / costs.iteration_seconds(replace(plan, bf16=True, flops=None))
+        faster = times.iteration_seconds(plan) / times.iteration_seconds(replace(plan, bf16=True, flops=None))
         yield f"--bf16, which computes in bfloat16 with weights in float32, is {faster:.2g} times as fast."
     if plan.weight_bytes == 2 and plan.lora_rank is None and plan.method.trains:
         yield "Weights that train in half precision lose small updates: --dtype float32 --bf16, or --lora-rank."
@@ -169,17 +169,17 @@ def _of_precision(plan: Plan) -> Iterator[str]:
 
 def _of_parts(plan: Plan) -> Iterator[str]:
     if plan.method.qvalue and not plan.tied_q:
-        own, tied = (costs.q_weights(plan, tied) / 1e6 for tied in (False, True))
+        own, tied = (memory.q_weights(plan, tied) / 1e6 for tied in (False, True))
         if own > 2 * tied:
             yield f"A QValueHead has {own:,.0f} M weights, and as many in its target; a TiedQValueHead {tied:,.0f} M."
-    parts = costs.memory(plan)
+    parts = memory.by_part(plan)
     if plan.method.target_model:
         beside = (parts.targets + parts.reference) / GB
         yield f"{plan.train} keeps three models; targets and reference have {beside:.3g} GB."
-    elif parts.reference > 0.1 * costs.peak(plan):
+    elif parts.reference > 0.1 * memory.peak(plan):
         less = replace(plan, reference_dtype="int8")
         yield (
-            f"The reference has {parts.reference / GB:.3g} GB, in 8 bits {costs.reference_bytes(less) / GB:.3g}; "
+            f"The reference has {parts.reference / GB:.3g} GB, in 8 bits {memory.reference_bytes(less) / GB:.3g}; "
             "beside adapters none, beside --top-layers only what trains."
         )
 
@@ -187,15 +187,15 @@ def _of_parts(plan: Plan) -> Iterator[str]:
 def _of_acting(plan: Plan) -> Iterator[str]:
     if not plan.online:
         return
-    share = costs.acting_seconds(plan).writing / costs.iteration_seconds(plan)
-    games, enough = plan.played, costs.enough_games(plan)
+    share = times.acting_seconds(plan).writing / times.iteration_seconds(plan)
+    games, enough = plan.played, times.enough_games(plan)
     if share > 0.5:
         yield (
             f"Writing takes {share:.0%} of an iteration, {plan.agent_share * plan.row_length:,.0f} tokens one after "
             "another: an inference engine on GPUs of its own can write while this trains."
         )
-    room = plan.hardware.memory * 0.9 - costs.acting_peak(plan)
-    together = min(enough, games + int(room * games / costs.cache_bytes(plan)))
+    room = plan.hardware.memory * 0.9 - memory.acting_peak(plan)
+    together = min(enough, games + int(room * games / memory.cache_bytes(plan)))
     if together > games:
         yield f"Up to {together:,} games on a GPU write in the time of these {games}: play more at a time."
     if plan.shard != "no":
@@ -218,10 +218,10 @@ def sizes(plan: Plan) -> str:
         for gpus in NUMBERS:
             sized = replace(plan, model=model, gpus=gpus, batch_size=plan.batch_size * gpus, games=plan.games * gpus)
             found = choose(sized)
-            fits, seconds = costs.fits(found), costs.iteration_seconds(found)
+            fits, seconds = memory.fits(found), times.iteration_seconds(found)
             speed = (found.games if found.online else found.batch_size) * found.row_length / seconds
             rest = (_short(seconds), _short(speed)) if fits else ("-", "-")
             options = changes(sized, found) or "-" if fits else "does not fit"
-            lines.append((model, str(gpus), options, f"{costs.peak(found) / GB:.3g}", *rest))
+            lines.append((model, str(gpus), options, f"{memory.peak(found) / GB:.3g}", *rest))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)

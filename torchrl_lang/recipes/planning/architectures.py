@@ -18,7 +18,7 @@ class Architecture:
     heads together, ``K`` that of all key heads, ``F`` the inner width of the MLP, ``V`` the vocabulary.
 
     Examples:
-        >>> from torchrl_lang.recipes.architectures import ARCHITECTURES
+        >>> from torchrl_lang.recipes.planning.architectures import ARCHITECTURES
         >>> model = ARCHITECTURES["Qwen2.5-7B"]
         >>> model.queries, model.keys, f"{model.parameters:,}"
         (3584, 512, '7,615,616,512')
@@ -181,7 +181,7 @@ def of_folder(folder: Path) -> Architecture:
 
     Examples:
         >>> import json, pathlib, tempfile
-        >>> from torchrl_lang.recipes.architectures import ARCHITECTURES, of_folder
+        >>> from torchrl_lang.recipes.planning.architectures import ARCHITECTURES, of_folder
         >>> config = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
         >>> with tempfile.TemporaryDirectory() as home:
         ...     _ = pathlib.Path(home, "config.json").write_text(json.dumps(config))
@@ -225,7 +225,7 @@ def of_size(parameters: float, vocab: int) -> Architecture:
     The weights of blocks are in proportion to the square of all widths.
 
     Examples:
-        >>> from torchrl_lang.recipes.architectures import of_size
+        >>> from torchrl_lang.recipes.planning.architectures import of_size
         >>> model = of_size(5e9, vocab=32_000)
         >>> model.layers, model.width, f"{model.parameters / 1e9:.2f}"
         (36, 3008, '5.07')

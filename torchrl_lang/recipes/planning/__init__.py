@@ -1,0 +1,1 @@
+"""Memory and time of training and acting, by formulas: the command ``plan``."""
