@@ -126,9 +126,10 @@ def new_model(plan: Plan) -> PreTrainedModel:
         lm = causal_lm(
             "gpt2" if gpt2 else "llama", **sizes, max_length=shape.positions or 4096, **({} if gpt2 else more)
         )
-    lm.to(getattr(torch, plan.dtype))
+    if plan.top_layers is None:
+        lm.to(getattr(torch, plan.dtype))
     if plan.lora_rank or plan.top_layers:
-        chosen: Any = {"lora_rank": plan.lora_rank, "top_layers": plan.top_layers}
+        chosen: Any = {"lora_rank": plan.lora_rank, "top_layers": plan.top_layers, "dtype": plan.dtype}
         choose_weights(lm, BC(data="d", out="o", pretrained="any", **chosen))  # type: ignore[arg-type]
     return lm
 

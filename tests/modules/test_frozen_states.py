@@ -141,3 +141,28 @@ def test_rows_that_cannot_carry_states():
     lora = peft.LoraConfig(r=2, target_modules=["embed_tokens"])
     adapted = language_actor(peft.get_peft_model(tiny_lm("llama"), lora).requires_grad_(False))
     assert adapted[0].module.frozen_layers == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_blocks_compute_in_half_precision_below_blocks_in_float32(kind):
+    """States are those of the blocks in bfloat16 up to its rounding, and the same for all that share them."""
+    lm = tiny_lm(kind, layers=3)
+    actor, batch = language_actor(lm), make_rows()
+    policy = UtteranceActor(actor, CONTROL, 30, prefix_cache=True)
+    exact = row_log_prob(policy, batch)
+    before = train_top_layers(actor, 1)
+    assert train_top_layers(actor, 1, dtype=torch.bfloat16) == before
+    lower, _, upper = ({p.dtype for p in block.parameters()} for block in transformer_blocks(lm))
+    assert (lower, upper) == ({torch.bfloat16}, {torch.float32})
+    reference, carrying = frozen_copy(policy), with_frozen_states(policy, batch)
+    assert torch.bfloat16 in {entry.dtype for entry in carrying[FROZEN_STATES].values(True, True)}
+    for scored in (row_log_prob(policy, batch), row_log_prob(reference.actor, batch), row_log_prob(policy, carrying)):
+        torch.testing.assert_close(scored, exact, rtol=0, atol=0.05)
+        assert scored.dtype == torch.float32
+    loss = BCLoss(policy, transition_weight=0.5)
+    terms = [loss_and_gradients(loss, each) for each in (batch, carrying)]
+    for one, other in zip(*terms, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
+    played = policy(rows())
+    assert played["token_log_prob"].isfinite().all()

@@ -126,7 +126,11 @@ def test_what_a_token_leaves_in_a_block(kind, options, tmp_path):
     assert predicted == pytest.approx(measured, rel=0.01)
 
 
-MORE_CASES: dict[str, dict[str, Any]] = {"bc, 2 top layers": {"top_layers": 2}, "cql": {"train": "cql"}}
+MORE_CASES: dict[str, dict[str, Any]] = {
+    "bc, 2 top layers": {"top_layers": 2},
+    "bc, 2 top layers above bfloat16": {"top_layers": 2, "dtype": "bfloat16"},
+    "cql": {"train": "cql"},
+}
 
 
 @pytest.mark.parametrize("change", [*CASES.values(), *MORE_CASES.values()], ids=[*CASES, *MORE_CASES])

@@ -131,6 +131,26 @@ def test_adapters_in_low_precision(home, tmp_path, recipe, option, place):
         load_agent(finished.save_agent(tmp_path / "made"))  # its card names the model that training began with, if any
 
 
+@pytest.mark.filterwarnings("error:.*lose updates")
+def test_top_layers_train_in_float32_above_blocks_in_low_precision(home, tmp_path):
+    """The next run begins with the very weights of the last one."""
+    given = ["--dtype", "bfloat16", "--top-layers", "1", "--lr", "0.05"]
+    assert main(arguments(home, "bc", tmp_path / "bc", "--pretrained", home / "hf", *given)) == 0
+    assert main(arguments(home, "ppo", tmp_path / "ppo", "--start", tmp_path / "bc", *given, "--epochs", "2")) == 0
+    model = "model/model.safetensors"
+    hf, bc, ppo = (
+        load_file(path) for path in (home / "hf/model.safetensors", tmp_path / "bc" / model, tmp_path / "ppo" / model)
+    )
+    for before, after in ((hf, bc), (bc, ppo)):
+        for name, weight in after.items():
+            start = before[name][: len(weight)]
+            lower = "layers.0." in name
+            assert weight.dtype == (torch.bfloat16 if lower else torch.float32)
+            kept = torch.equal(weight, start.bfloat16() if lower else start)
+            assert kept == (lower or "embed" in name), name
+    assert isinstance(load_run(tmp_path / "ppo", find_task(NAME)).reply("hi"), str)
+
+
 def test_a_run_of_a_pretrained_model_is_one_for_the_next(home, tmp_path, monkeypatch, capsys):
     """All weights train, heads with a rate of their own; the presets follow the run."""
     made, make = [], runs.make_optimizer

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from torchrl_lang._files import Record, read_json, write_file, write_json
 from torchrl_lang.envs.games.task import GamesTask
 from torchrl_lang.evaluation import GameRecords, Summary, format_legend, format_table, transcript_turns
 from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
-from torchrl_lang.modules import UtteranceActor, language_actor, row_log_prob
+from torchrl_lang.modules import UtteranceActor, language_actor, row_log_prob, train_top_layers
 from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
 from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm
 from torchrl_lang.recipes.algorithms import BC, ILQL, PPO, train
+from torchrl_lang.recipes.algorithms.training import fast_dtype
 from torchrl_lang.recipes.compare import publish
 from torchrl_lang.recipes.datasets import generate_once, open_dataset, output_folder
 from torchrl_lang.recipes.demo_options import ChatDemo
@@ -184,7 +186,7 @@ class _Demo(NamedTuple):
     def _shared(self) -> dict[str, Any]:
         """Options of all trainings."""
         options = self.options
-        return {"seed": options.seed, "top_layers": options.top_layers, "device": options.device}
+        return {"seed": options.seed, "top_layers": options.top_layers, "dtype": "auto", "device": options.device}
 
     def _offline(
         self, kind: Any, data: Path, states: StatesOfRows, steps: int, given: Mapping[str, Any], **start: Any
@@ -201,11 +203,18 @@ class _Demo(NamedTuple):
         """The pretrained model as a policy."""
         tokenizer = self.task.tokenizer()
         lm = fit_vocabulary(load_causal_lm(str(self.task.pretrained)), tokenizer.vocab_size, shrink=True)
+        self._lower(lm)
         actor = language_actor(lm).to(self.options.torch_device())
         return UtteranceActor(actor, tokenizer.control, self.task.action_length, seed=self.seed)
 
     def _load(self, folder: Path) -> FinishedRun:
-        return load_run(folder).to(self.options.torch_device())
+        run = load_run(folder)
+        self._lower(run.model.lm)
+        return run.to(self.options.torch_device())
+
+    def _lower(self, lm: PreTrainedModel) -> None:
+        """Convert the blocks that no training changes to the dtype that they have in training."""
+        train_top_layers(lm, self.options.top_layers, dtype=fast_dtype(self.options.torch_device()))
 
     def _best(self, folder: Path, choices: Sequence[Mapping[str, Any]]) -> tuple[UtteranceActor, None]:
         """The policy of a run with the best of some options, by games that are not reported."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -27,7 +28,7 @@ def load_start(folder: Path, tokenizer: Tokenizer, options: RunOptions) -> Saved
         FileNotFoundError: there is none, or the run has not finished.
         ValueError: it has other tokens, or is a decision transformer.
     """
-    model, own = load_model(folder, dtype=options.torch_dtype())
+    model, own = load_model(folder, dtype=options.loaded_dtype())
     refuse_returns(folder, model)
     if own is None:
         return model._replace(lm=_fitted(model.lm, folder, tokenizer, options))
@@ -43,7 +44,7 @@ def load_pretrained(name: str, tokenizer: Tokenizer, options: RunOptions) -> Pre
         OSError: there is no such model.
         ValueError: it has other tokens, and the tokenizer is a Hugging Face model's as well.
     """
-    return _fitted(load_causal_lm(name, dtype=options.torch_dtype()), name, tokenizer, options)
+    return _fitted(load_causal_lm(name, dtype=options.loaded_dtype()), name, tokenizer, options)
 
 
 def choose_weights(lm: PreTrainedModel, options: RunOptions) -> None:
@@ -65,7 +66,8 @@ def choose_weights(lm: PreTrainedModel, options: RunOptions) -> None:
         {'model.layers.1'}
     """
     if options.top_layers is not None:
-        train_top_layers(lm, options.top_layers)
+        dtype = options.torch_dtype()
+        train_top_layers(lm, options.top_layers, dtype=None if dtype == torch.float32 else dtype)
     if options.lora_rank is None:
         return
     with needs_extra("--lora-rank", "peft"):

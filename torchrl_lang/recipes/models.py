@@ -160,7 +160,7 @@ def build_model(options: OfflineOptions, data: OfflineData, *, unchanged: bool =
     elif options.pretrained is not None:
         model = SavedModel(load_pretrained(options.pretrained, tokenizer, options), {}, tokenizer.config())
     else:
-        model = SavedModel(_new_lm(options, data).to(options.torch_dtype()), {}, tokenizer.config())
+        model = SavedModel(_new_lm(options, data).to(options.loaded_dtype()), {}, tokenizer.config())
     model.lm.to(device)
     if width is None or FEATURES_HEAD in model.heads:
         if options.features_hidden or not options.feature_positions:

@@ -113,7 +113,7 @@ def _open_start(options: OnlineOptions) -> FinishedRun:
     """The task, model and tokenizer to begin with."""
     given = options.given_task()
     if options.start is not None and not holds_model(options.start):
-        run = load_run(options.start, given, dtype=options.torch_dtype())
+        run = load_run(options.start, given, dtype=options.loaded_dtype())
         refuse_returns(options.start, run.model)
         return run
     if given is None:

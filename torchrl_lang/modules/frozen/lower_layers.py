@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +23,7 @@ _ROUNDING = 1e-3  # relative difference of states
 _divided: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def train_top_layers(actor: nn.Module, layers: int) -> int:
+def train_top_layers(actor: nn.Module, layers: int, *, dtype: torch.dtype | None = None) -> int:
     """Freeze embeddings and all but the last ``layers`` transformer blocks, in place.
 
     The last blocks, the final norm and an untied language-model head stay trainable; a head tied to the embeddings is
@@ -36,6 +36,9 @@ def train_top_layers(actor: nn.Module, layers: int) -> int:
     Args:
         actor: a language actor, an utterance actor or a Hugging Face model; its first trunk is used.
         layers: number of trainable blocks.
+        dtype: of the frozen blocks' weights and of what they compute, such as ``torch.bfloat16``: half the memory, and
+            faster where the hardware computes in it. All else, the embeddings and the head among it, keeps its dtype,
+            so the blocks that train lose no small updates. Default: the model's.
 
     Returns:
         The number of trainable parameters of ``actor``.
@@ -66,7 +69,22 @@ def train_top_layers(actor: nn.Module, layers: int) -> int:
         raise ValueError(f"With layers={layers} nothing would train: the head is frozen. Train at least one block.")
     for parameter in frozen:
         parameter.requires_grad_(False)
+    if dtype is not None:
+        for block in blocks[: len(blocks) - layers]:
+            block.to(dtype)
+        norms = [module for name, module in model.named_modules() if name in FINAL_NORMS]
+        for module in (*blocks, *norms):
+            module.register_forward_pre_hook(_in_own_dtype, with_kwargs=True)
     return training
+
+
+def _in_own_dtype(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The states that a block or a norm reads, and rotary embeddings of positions, in the dtype of its weights."""
+    dtype = next(module.parameters()).dtype
+    rotary = kwargs.get("position_embeddings")
+    if rotary is not None:
+        kwargs = {**kwargs, "position_embeddings": tuple(part.to(dtype) for part in rotary)}
+    return (args[0].to(dtype), *args[1:]), kwargs
 
 
 def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | None = None) -> TensorDictBase:

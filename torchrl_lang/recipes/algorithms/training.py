@@ -172,9 +172,9 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "float32",
-        "of the language model's weights; value heads and adapters stay in float32. auto: bfloat16 on hardware that "
-        "computes in it, else float32. Weights that train in bfloat16 lose small updates: train adapters, or use "
-        "float32 with --bf16. float16 is for adapters alone",
+        "of the language model's weights; value heads and adapters stay in float32, and with --top-layers all but the "
+        "blocks below them. auto: bfloat16 on hardware that computes in it, else float32. Weights that train in "
+        "bfloat16 lose small updates: train adapters or top layers, or use float32 with --bf16",
     )
     top_layers: int | None = option(
         None, "number of transformer blocks to train, counted from the last; none: all", ge=1
@@ -200,8 +200,9 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
             raise ValueError("--shard trains with --optimizer adamw: muon needs whole matrices.")
         if self.shard and self.algorithm in _UNSHARDED:
             raise ValueError(f"{self.algorithm} cannot --shard its models: leave it out.")
-        if self.dtype == "float16" and self.lora_rank is None:
-            raise ValueError("Small gradients are 0 in --dtype float16: give --lora-rank, or another dtype.")
+        if self.dtype == "float16" and self.lora_rank is None and self.top_layers is None:
+            remedy = "give --lora-rank or --top-layers, or another dtype"
+            raise ValueError(f"Small gradients are 0 in --dtype float16: {remedy}.")
 
     @classmethod
     def preset_of_model(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,17 +218,28 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
         """Whether the model is a pretrained one, or that of a run that began with one."""
         return is_pretrained(self.pretrained, self.start)
 
+    def loaded_dtype(self) -> torch.dtype:
+        """The dtype in which a model is loaded; of top layers the blocks below them are converted afterwards."""
+        import torch
+
+        return torch.float32 if self.top_layers is not None else self.torch_dtype()
+
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the language model's weights on the device."""
         import torch
 
-        if self.dtype != "auto":
-            return getattr(torch, self.dtype)
-        if self.torch_device().type == "cuda":
-            fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if fast else torch.float32
+        return fast_dtype(self.torch_device()) if self.dtype == "auto" else getattr(torch, self.dtype)
+
+
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """The dtype bfloat16 where a device computes in it, else float32."""
+    import torch
+
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if fast else torch.float32
 
 
 @dataclass(frozen=True, kw_only=True)

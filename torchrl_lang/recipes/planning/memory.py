@@ -51,11 +51,15 @@ def target_head_weights(plan: Plan) -> int:
 
 
 def model_bytes(plan: Plan) -> float:
-    """``b N``, of quantized models ``b`` of the blocks' matrices is that of the quantization; adapters in float32."""
+    """``b N``; the blocks below top layers have a ``b`` of their own, so have matrices that are quantized.
+
+    Adapters are in float32.
+    """
     shape, b = plan.shape, plan.weight_bytes
     quantized = 0 if plan.quantize is None else shape.layers * shape.matrices
-    inside = quantized * BYTES[plan.quantize or "int8"]
-    return b * (shape.parameters - quantized) + inside + 4 * adapters(plan)
+    below = 0 if plan.top_layers is None else (shape.layers - plan.trained_layers) * shape.block
+    inside = quantized * BYTES[plan.quantize or "int8"] + below * BYTES[plan.dtype]
+    return b * (shape.parameters - quantized - below) + inside + 4 * adapters(plan)
 
 
 def trained_bytes(plan: Plan) -> float:

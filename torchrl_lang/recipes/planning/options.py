@@ -185,8 +185,8 @@ class Plan(Options, group="model"):
 
     @property
     def weight_bytes(self) -> float:
-        """``b`` of the weights that train, and of others that are not quantized."""
-        return BYTES[self.dtype]
+        """``b`` of the weights that train, and of others that are not quantized, nor blocks below top layers."""
+        return BYTES["float32" if self.top_layers is not None else self.dtype]
 
     @property
     def compute_bytes(self) -> float:
