@@ -92,7 +92,7 @@ def test_a_sum_is_that_of_its_rows_and_a_mean_counts_decisions(make_loss, rows):
     if isinstance(loss, PreferenceLoss):  # it counts rows, or pairs of them
         n = rows["agent_mask"].any(-1).reshape(6, -1).all(-1).sum()
     chai = isinstance(loss, CHAILoss)  # its means are over utterances with candidates: test_chai.py
-    imitates = hasattr(loss, "actor_normalizer") and not isinstance(loss, ArCHerLoss | CHAILoss)
+    imitates = not isinstance(loss, ArCHerLoss | CHAILoss | PPOLoss | PreferenceLoss)
     mean = make_loss(**({"actor_normalizer": "action"} if imitates else {}))(rows)
     for key, value in summed.items():
         assert none[key].shape == rows["tokens"].shape

@@ -186,9 +186,6 @@ class TrimRows(Transform):
     :func:`~torchrl_lang.data.rows_from_rollout`, which returns rows at the root. It is not for environments, whose
     observations have a fixed width.
 
-    Args:
-        multiple_of: round the width up to a multiple, for compiled models that recompile for each new width.
-
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
@@ -200,16 +197,10 @@ class TrimRows(Transform):
                 [1, 0]])
     """
 
-    @checked
-    def __init__(self, *, multiple_of: Count = 1) -> None:
-        super().__init__()
-        self.multiple_of = multiple_of
-
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return a new batch with trimmed entries; the input is not modified."""
         attention = entry(tensordict, ATTENTION_MASK)
-        longest = int(attention.reshape(-1, attention.shape[-1]).any(0).sum())
-        width = -(-max(longest, 1) // self.multiple_of) * self.multiple_of
+        width = max(int(attention.reshape(-1, attention.shape[-1]).any(0).sum()), 1)
         out = tensordict.copy()
         for key, value in tensordict.items():
             if value.shape == attention.shape and key != FEATURES_MASK:  # features are not tokens, however many

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
@@ -78,8 +80,8 @@ class DecisionTransformerLoss(BCLoss):
         known = decoder.control.end_of_action if end_of_action is None and decoder else end_of_action
         self._set_options(end_of_action=known)
 
-    def _find(self, tensordict: TensorDictBase) -> TransitionBatch:
-        batch = super()._find(tensordict)
+    def _find(self, tensordict: TensorDictBase, names: Sequence[str] | None = None) -> TransitionBatch:
+        batch = super()._find(tensordict, names)
         trunk, returns = conditioned_trunk(type(self).__name__, self.actor_network)
         row = batch.attention_mask, batch.agent_mask, shift_right(batch.next_reward)
         conditions = return_conditions(*row, returns.mode, tokens=batch.tokens, end_of_action=self.end_of_action)

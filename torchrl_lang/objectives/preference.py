@@ -21,7 +21,6 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
 from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import set_actor
 from torchrl_lang.objectives.policy import only_scaled, over_decisions, reference_of, unwritable
 
 # Each loss of pairs names them: TorchRL makes its own of those of a class.
@@ -69,8 +68,7 @@ class PreferenceLoss(RowLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        set_actor(self, actor_network)
+        super().__init__(actor_network, logits_chunk=logits_chunk, reduction=reduction)
         self.reference = reference_of(actor_network, reference, is_read=reference is not None)
         self.embed_weights = embed_weights
         only_scaled(self, actor_network, *(() if reference is None else (reference.actor,)))

@@ -200,14 +200,14 @@ class KLLimitTransform(ActionTransform):
     """Truncates episodes, or masks tokens of rows, whose summed divergence passes a limit.
 
     In an environment it sums the divergence over the episode into ``episode_kl`` and truncates the episode at the step
-    at which the sum passes ``limit``. On whole rows it writes a mask for a loss's ``loss_mask_key``: False from the
-    first token at which the sum passes the limit, even if later tokens bring it down again. A NaN sum has passed.
+    at which the sum passes ``limit``. On whole rows it writes ``within_kl_limit``, bool ``[*B, T]``, a mask for a
+    loss's ``loss_mask_key``: False from the first token at which the sum passes the limit, even if later tokens bring
+    it down again. A NaN sum has passed.
 
     Args:
         limit: in nats, above zero.
         kl_key: the divergence, from :class:`KLDivergenceTransform`; use one that is never negative (k3 or exact), or
             k1, whose sum is the log-ratio of the episode.
-        mask_out_key: the mask of rows, bool ``[*B, T]``.
         done_key: the ``done`` to set, default that of the divergence's group or else the environment's. ``episode_kl``
             and ``truncated`` are written beside it. With a ``done`` for each agent the divergence of each counts,
             with one for all their sum.
@@ -219,19 +219,12 @@ class KLLimitTransform(ActionTransform):
         KeyError: in an environment, there is no such ``done``.
     """
 
-    def __init__(
-        self,
-        limit: float,
-        *,
-        kl_key: NestedKey = KL,
-        mask_out_key: NestedKey = WITHIN_LIMIT,
-        done_key: NestedKey | None = None,
-    ) -> None:
+    def __init__(self, limit: float, *, kl_key: NestedKey = KL, done_key: NestedKey | None = None) -> None:
         check_options(limit=(one_number("limit", limit), "(0, inf)"))
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([], [])
-        self.limit, self.kl_key, self.mask_out_key = limit, kl_key, mask_out_key
+        self.limit, self.kl_key = limit, kl_key
         self._set_done(candidates[0])  # in an environment, the first that it has
         self._candidates = candidates
 
@@ -247,7 +240,7 @@ class KLLimitTransform(ActionTransform):
         kl = find_entry(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", tensordict)
         if kl.ndim != tensordict.batch_dims + 1 or kl.shape[-1] == 1:
             raise ValueError(f"A limit on rows needs {self.kl_key!r} as [*B, T], per='token', got {tuple(kl.shape)}.")
-        return tensordict.copy().set(self.mask_out_key, self._passed(kl.cumsum(-1)).cumsum(-1) == 0)
+        return tensordict.copy().set(WITHIN_LIMIT, self._passed(kl.cumsum(-1)).cumsum(-1) == 0)
 
     def _passed(self, total: Tensor) -> Tensor:
         return ~(total <= self.limit)  # also where it is NaN
