@@ -88,18 +88,14 @@ def test_specs_and_the_contract_of_language_environments(limit):
     assert (env.reset()["kl"] == 0).all()
 
 
-@pytest.mark.parametrize("place", ["env", "postproc"])
-def test_a_penalty_of_the_steps_is_not_taken_off_the_rows_again(place):
+def test_a_penalty_of_the_steps_is_not_taken_off_the_rows_again():
+    """Where a collector has taken it off; an environment's: ``tests/data/test_rollouts.py``."""
     base = wordle(8)
     policy, frozen = moved(base)
     transform = KLConstrainedTransform(frozen, 0.5)
-    if place == "env":
-        steps = TransformedEnv(base, transform).rollout(12, policy, break_when_any_done=False)
-        rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
-    else:
-        collector = Collector(base, policy, postproc=transform, **OPTIONS | {"frames_per_batch": 96})
-        rows = EpisodeRows(carry=["token_log_prob"])(next(iter(collector)))
-        collector.shutdown()
+    collector = Collector(base, policy, postproc=transform, **OPTIONS | {"frames_per_batch": 96})
+    rows = EpisodeRows(carry=["token_log_prob"])(next(iter(collector)))
+    collector.shutdown()
     assert len(rows)
     assert (rows["token_reward"] != rows["raw_reward"]).any(-1).all()
     again = KLConstrainedTransform(RowReference(frozen), 0.5)
