@@ -483,15 +483,14 @@ def write_dataset(
     rows: TensorDictBase,
     tokenizer: Tokenizer,
     *,
-    seed: int | None = None,
-    source: str = "",
-    overwrite: bool = False,
-    keep: Sequence[str] = (),
     notes: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> RowDataset:
-    """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for the arguments."""
+    """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for its attribute and its options.
+
+    They are ``seed``, ``source``, ``overwrite`` and ``keep``.
+    """
     width = schema.entry(rows, schema.TOKENS).shape[-1]
-    options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
     with DatasetWriter(folder, tokenizer, width, **options) as writer:
         writer.notes = dict(notes or {})
         writer.extend(rows)

@@ -32,6 +32,8 @@ from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.networks import token_limit, trained_params, vocabulary
 from torchrl_lang.schema import check_entry, check_values, find_entry, refuse
 
+Policy: TypeAlias = UtteranceActor | ProbabilisticTensorDictSequential
+"""A language actor, or an utterance actor over one."""
 ActorNormalizer = Literal["all", "action"]
 """Divisor of the policy's term: the number of real tokens, or of those that the agent wrote."""
 LogitsChunk = int | Literal["auto"] | None
@@ -209,7 +211,7 @@ class RowLoss(ReferenceHolder, LossModule):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential | None,
+        actor_network: Policy | None,
         *,
         transition_weight: float = 0.0,
         actor_normalizer: ActorNormalizer = "all",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang._checks import torchrl_names
 from torchrl_lang.modules.controllers import KLController
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, over_rows
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, Policy, RowLoss, over_rows
 from torchrl_lang.objectives.policy import actor_loss, kl_controller, reference_of, score_decisions
 
 
@@ -68,7 +66,7 @@ class BCLoss(RowLoss):
     @torchrl_names()
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         *,
         transition_weight: float = 0.0,
         actor_normalizer: ActorNormalizer = "all",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.functional.decisions import shift_right
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.returns import conditioned_trunk
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, Policy, TransitionBatch
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.schema import TOKENS, refuse
 
@@ -60,7 +58,7 @@ class DecisionTransformerLoss(BCLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         *,
         transition_weight: float = 0.0,
         actor_normalizer: ActorNormalizer = "all",

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_returns
 from torchrl_lang.modules.controllers import KLController
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.base import Policy, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, trained_params, values_at
 from torchrl_lang.objectives.policy import (
     environment_loss,
@@ -125,7 +124,7 @@ class OREOLoss(RowLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         value_network: nn.Module,
         reference: FrozenActor,
         *,

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
@@ -24,10 +24,17 @@ from torchrl_lang.functional.decisions import begins_utterance, shift_right
 from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.functional.value_terms import divisor, explained_variance
 from torchrl_lang.modules.controllers import KLController
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, check_named, over_rows
+from torchrl_lang.objectives.base import (
+    LogitsChunk,
+    Policy,
+    RowLoss,
+    TransitionBatch,
+    ValueType,
+    check_named,
+    over_rows,
+)
 from torchrl_lang.objectives.networks import as_head, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import ENGINE_LOG_PROB, RAW_REWARD, TOKEN_LOG_PROB
@@ -214,7 +221,7 @@ class PPOLoss(RowLoss):
     )
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         value_network: nn.Module | None = None,
         *,
         ratio: Literal["token", "turn", "row"] = "token",

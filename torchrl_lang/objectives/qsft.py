@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang.functional import returns_to_go
 from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.base import Policy, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import frozen_target, lent
 from torchrl_lang.objectives.policy import Behavior, check_frozen, environment_loss, frozen_behavior, over_decisions
 from torchrl_lang.objectives.values import NextStates, next_values, possible
@@ -111,7 +109,7 @@ class QSFTLoss(RowLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         reference: FrozenActor,
         *,
         gamma: float = 0.99,

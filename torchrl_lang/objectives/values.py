@@ -10,19 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.functional.value_terms import divisor
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives import networks
-from torchrl_lang.objectives.base import RowLoss, TransitionBatch, in_chunks
+from torchrl_lang.objectives.base import Policy, RowLoss, TransitionBatch, in_chunks
 from torchrl_lang.objectives.policy import Behavior, pieces
 
 
@@ -50,6 +49,9 @@ class QValueLoss(RowLoss):
     qvalue_network: TensorDictModule
     qvalue_network_params: TensorDictParams
     target_qvalue_network_params: TensorDictParams
+    value_network: TensorDictModule  # where a loss has one
+    value_network_params: TensorDictParams
+    target_value_network_params: TensorDictParams
     target_value_trunk_params: TensorDictParams
 
     default_value_estimator = ValueEstimators.TD0
@@ -60,7 +62,7 @@ class QValueLoss(RowLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential | None,
+        actor_network: Policy | None,
         qvalue_network: nn.Module,
         *,
         value_trunk: TensorDictModule | None = None,
