@@ -147,13 +147,13 @@ def test_order_changes_nothing_but_ties_and_padding_nothing(pairs, n, grouped, r
 
 
 @settings(max_examples=25, deadline=None)
-@given(RETURNS, st.integers(1, 6), st.lists(st.integers(0, 12), max_size=3))
-def test_in_pieces_as_at_once(pairs, capacity, cuts):
-    rows, pieces = drawn(pairs), BestRows(capacity)
+@given(RETURNS, st.integers(1, 6), st.sampled_from([None, "group"]), st.lists(st.integers(0, 12), max_size=3))
+def test_in_pieces_as_at_once(pairs, capacity, per, cuts):
+    rows, pieces = drawn(pairs), BestRows(capacity, per=per)
     edges = sorted({0, len(pairs), *(min(cut, len(pairs)) for cut in cuts)})
     for begin, end in pairwise(edges):
         pieces.extend(rows[begin:end])
-    assert numbers(pieces.rows) == numbers(best_rows(rows, capacity))
+    assert numbers(pieces.rows) == numbers(best_rows(rows, capacity, per=per))
 
 
 @pytest.mark.parametrize("cuts", [(5,), (2, 3), (1, 1, 1, 1, 1), (0, 4, 1)])

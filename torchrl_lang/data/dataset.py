@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import keyword
 import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Literal
@@ -248,11 +247,11 @@ def load_dataset(
     if verify:
         path, (stamp, is_settled) = folder / STAMP, _stamp(folder, [folder / MANIFEST, *files.values()])
         known = None
-        with contextlib.suppress(OSError):  # a stamp that cannot be read is none
+        with suppress(OSError):  # a stamp that cannot be read is none
             known = path.read_bytes() if path.is_file() else None
         if verify != "once" or known != stamp:
             _verify(folder, files, manifest, tokenizer.vocab_size)
-            with contextlib.suppress(OSError):  # in a read-only folder the files are verified each time
+            with suppress(OSError):  # in a read-only folder the files are verified each time
                 if is_settled:
                     _files.write_file(path, stamp)
     rows = map_rows(files, manifest.episodes, manifest.on_disk()).lock_()

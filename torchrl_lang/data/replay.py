@@ -129,10 +129,8 @@ class BucketSampler(EpochSampler):
     Args:
         lengths: int64 ``[N]``, number of real tokens of each row in the storage, which must not change.
         batch_size: rows per batch; must be the replay buffer's.
-        seed: seed of the orders.
         pool: number of batches that are sorted together; more of them reduce padding and variety.
-        drop_last: drop an epoch's last, smaller batch.
-        share: ``(k, n)``, see :class:`EpochSampler`.
+        **options: those of :class:`EpochSampler`.
 
     Examples:
         >>> import torch
@@ -143,17 +141,8 @@ class BucketSampler(EpochSampler):
     """
 
     @checked
-    def __init__(
-        self,
-        lengths: Tensor,
-        batch_size: Count,
-        *,
-        seed: int = 0,
-        pool: Count = 16,
-        drop_last: bool = False,
-        share: tuple[int, int] = (0, 1),
-    ) -> None:
-        super().__init__(seed=seed, drop_last=drop_last, share=share)
+    def __init__(self, lengths: Tensor, batch_size: Count, *, pool: Count = 16, **options: Any) -> None:
+        super().__init__(**options)
         self.lengths = lengths.cpu().numpy()
         self.batch_size, self.pool = batch_size, pool
 

@@ -265,7 +265,6 @@ class PPOLoss(RowLoss):
             normalize_advantage = value_network is not None
         self.value_network = value_network
         self._set_options(ratio=ratio, normalize_ratio=normalize_ratio, surrogate=surrogate, turn_values=turn_values)
-        self._set_options(max_engine_weight=max_engine_weight)
         means = {"token": "token_mean", "turn": "turn_mean", "row": "prompt_mean"}
         check_given(aggregation=(aggregation, means.values() if isinstance(aggregation, str) else 1))
         self.aggregation = means[ratio] if aggregation is None else aggregation
@@ -279,7 +278,7 @@ class PPOLoss(RowLoss):
             self.entropy_bonus = False
         self.value_clip = value_clip  # of clip_epsilon, if True
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
-        self._set_options(bootstrap=bootstrap, kl_estimator=kl_estimator)
+        self._set_options(bootstrap=bootstrap, kl_estimator=kl_estimator, max_engine_weight=max_engine_weight)
         self.kl_controller = kl_controller(kl_weight)
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
