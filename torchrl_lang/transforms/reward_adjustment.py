@@ -42,10 +42,6 @@ class RewardAdjustmentTransform(ActionTransform):
         placement: ``"token"`` subtracts each token's divergence from its own reward; ``"last"`` subtracts the sum over
             the row from the reward of the last token that the agent wrote.
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
-        auto_update: pass the mean divergence of every batch to the controller, after the batch was adjusted: of a
-            sequence where the data are rows or utterances, of an action where they are steps.
-        measured_keys: entries without which ``auto_update`` skips a batch, e.g. the policy's log-probability, which a
-            random policy does not write.
 
     Raises:
         ValueError: options contradict each other; on calls, shapes do not fit, or the reward was adjusted before.
@@ -72,8 +68,6 @@ class RewardAdjustmentTransform(ActionTransform):
         raw_key: NestedKey | Sequence[NestedKey] | None = None,
         placement: Literal["token", "last"] = "token",
         mask_key: NestedKey | None = None,
-        auto_update: bool = False,
-        measured_keys: Sequence[NestedKey] = (),
     ) -> None:
         if placement == "last" and mask_key is None:
             raise ValueError("placement='last' is for whole rows of tokens: it needs their mask, mask_key=.")
@@ -88,8 +82,7 @@ class RewardAdjustmentTransform(ActionTransform):
         replaced = [raw for reward, adjusted, raw in self._keys if adjusted == reward]
         read = [*rewards, self.kl_key, *([mask_key] if placement == "last" and mask_key is not None else [])]
         super().__init__(read, [*out, *replaced])
-        self.placement, self.mask_key, self.auto_update = placement, mask_key, auto_update
-        self.measured_keys = list(measured_keys)
+        self.placement, self.mask_key = placement, mask_key
         self.controller = coef if isinstance(coef, KLController) else NumberKLController(coef)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -119,13 +112,12 @@ class RewardAdjustmentTransform(ActionTransform):
             out.set(out_key, reward - match_reward(penalty, reward, self.kl_key, reward_key))
             if out_key == reward_key:
                 out.set(raw_key, reward)
-        if self.auto_update and all(root.get(key, None) is not None for key in self.measured_keys):
-            self._measure(kl, root)
 
     def update(self, tensordict: TensorDictBase) -> None:
         """Update the controller with a batch that was adjusted before: steps with their ``"next"``, or rows.
 
-        Steps that a collector padded (``("collector", "mask")``) are left out.
+        It gets the mean divergence: of a sequence where the data are rows or utterances, of an action where they are
+        steps. Steps that a collector padded (``("collector", "mask")``) are left out.
 
         Raises:
             KeyError: the batch has no divergence.
@@ -134,13 +126,9 @@ class RewardAdjustmentTransform(ActionTransform):
         step = tensordict.get("next", None)
         sources = (tensordict,) if step is None else (step, tensordict)
         kl = find_entry(type(self).__name__, self.kl_key, "Update from a batch after it was adjusted.", *sources)
-        self._measure(kl, tensordict)
-
-    def _measure(self, kl: Tensor, root: TensorDictBase) -> None:
-        """Update with the mean over a batch, ``[*B, ...]``, of the sums over the dimensions beyond it."""
-        batch_dims = root.batch_dims
+        batch_dims = tensordict.batch_dims
         total = kl.detach().flatten(batch_dims).sum(-1) if kl.ndim > batch_dims else kl.detach()
-        real = root.get(("collector", "mask"), None)
+        real = tensordict.get(("collector", "mask"), None)
         total = total if real is None else total[real.reshape(total.shape)]
         if not total.numel():
             return
