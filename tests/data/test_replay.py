@@ -153,6 +153,7 @@ def test_buckets_waste_little_and_still_mix():
 
 def test_a_growing_storage_joins_the_next_epoch():
     made = buffer(EpochSampler(seed=0), rows=20)
+    assert made.sampler.epoch == -1
     made.sample()
     made.extend(TensorDict(x=torch.arange(20, 30), batch_size=[10]))
     assert max(made.sample()["x"]) < 20
@@ -164,5 +165,6 @@ def test_a_growing_storage_joins_the_next_epoch():
     ):
         with pytest.raises(ValueError, match=message):
             wrong.sample()
+    assert made.sampler.epoch == -1
     with pytest.raises(ValueError, match="built for 10"):
         bucket_sampler().sample(made.storage, 7)
