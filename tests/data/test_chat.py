@@ -116,26 +116,22 @@ def test_a_history_that_would_give_another_text_is_refused():
 def test_rows_that_are_no_steps():
     letters = CharTokenizer.from_alphabet("ab")
     rows = to_rows([Episode([Turn("a"), Turn("b", 1.0)], True), Episode([Turn("a")], False)], letters, 8)
-    with pytest.raises(ValueError, match=r"Row 1 has no utterance of the agent: select rows\["):
-        chat_from_rows(rows)
-    rows = rows[:1].clone()
-    rows["token_reward"][0, 3] = 1.0
-    with pytest.raises(ValueError, match="Row 0 has rewards within an utterance: a step has one"):
-        chat_from_rows(rows)
-    with pytest.raises(KeyError, match="terminated"):
-        chat_from_rows(rows.exclude("terminated").set("token_reward", torch.zeros(1, 8)))
-    rows = to_rows([Episode([Turn("a"), Turn("b", 1.0), Turn("", 0.0, closed=False)], True)], letters, 8)
-    with pytest.raises(ValueError, match="Row 0 has 2 utterances, but tokens of 1"):
-        chat_from_rows(rows, letters)
-    for wrong in (rows[:0], rows.unsqueeze(0)):
-        with pytest.raises(ValueError, match=r"at least one row, \[N\], got rows of shape"):
-            chat_from_rows(wrong)
-    with pytest.raises(ValueError, match="steps of a rollout, not rows: convert them with"):
-        chat_from_rows(TensorDict({**rows, "next": rows}, batch_size=rows.shape))
-    with pytest.raises(TypeError, match=r"got TokenizersBackend|got PreTrainedTokenizerFast"):
-        chat_from_rows(rows, tokenizer_of(TOOLS))
-    with pytest.raises(ValueError, match="give the tokenizer of the rows, too"):
-        chat_from_rows(rows, system="Play.")
+    one, inside = rows[:1], rows[:1].clone()
+    inside["token_reward"][0, 3] = 1.0
+    open_end = to_rows([Episode([Turn("a"), Turn("b", 1.0), Turn("", 0.0, closed=False)], True)], letters, 8)
+    for wrong, options, message in (
+        (rows, {}, "Row 1 has no utterance of the agent"),
+        (inside, {}, "Row 0 has rewards within an utterance"),
+        (one.exclude("terminated"), {}, "terminated"),
+        (open_end, {"tokenizer": letters}, "Row 0 has 2 utterances, but tokens of 1"),
+        (one[:0], {}, "at least one row"),
+        (one.unsqueeze(0), {}, "at least one row"),
+        (TensorDict({**one, "next": one}, batch_size=one.shape), {}, "steps of a rollout, not rows"),
+        (one, {"tokenizer": tokenizer_of(TOOLS)}, "got TokenizersBackend|got PreTrainedTokenizerFast"),
+        (one, {"system": "Play."}, "give the tokenizer of the rows, too"),
+    ):
+        with pytest.raises((KeyError, TypeError, ValueError), match=message):
+            chat_from_rows(wrong, **options)
 
 
 def test_steps_that_lack_something():

@@ -116,15 +116,6 @@ def test_a_buffer_samples_pairs():
         row_buffer(rows.reshape(2, 5), 2)
 
 
-def test_unfinished_rows_may_be_left_out():
-    rows = numbered([episode(1.0), episode(3.0, terminated=False), episode(2.0), episode(9.0, terminated=False)])
-    assert numbers(best_rows(rows, 2)) == [1, 3]
-    assert numbers(best_rows(rows, 2, finished_only=True)) == [0, 2]
-    assert numbers(best_rows(rows, fraction=0.5, finished_only=True)) == [2]
-    assert len(best_rows(rows[1::2], 2, finished_only=True)) == 0
-    assert len(BestRows(2, finished_only=True).extend(rows[1::2]).extend(rows[:1])) == 1
-
-
 RETURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12)
 
 
@@ -156,17 +147,13 @@ def test_order_changes_nothing_but_ties_and_padding_nothing(pairs, n, grouped, r
 
 
 @settings(max_examples=25, deadline=None)
-@given(RETURNS, st.integers(1, 6), st.integers(1, 3), st.booleans(), st.lists(st.integers(0, 12), max_size=3))
-def test_in_pieces_as_at_once(pairs, capacity, per_group, grouped, cuts):
-    rows = drawn(pairs)
-    options = {"per": "group", "per_group": per_group} if grouped else {}
-    whole, pieces = BestRows(capacity, **options).extend(rows), BestRows(capacity, **options)
+@given(RETURNS, st.integers(1, 6), st.sampled_from([None, "group"]), st.lists(st.integers(0, 12), max_size=3))
+def test_in_pieces_as_at_once(pairs, capacity, per, cuts):
+    rows, pieces = drawn(pairs), BestRows(capacity, per=per)
     edges = sorted({0, len(pairs), *(min(cut, len(pairs)) for cut in cuts)})
     for begin, end in pairwise(edges):
         pieces.extend(rows[begin:end])
-    assert numbers(pieces.rows) == numbers(whole.rows)
-    expected = rows if not grouped else best_rows(rows, per_group, per="group")
-    assert numbers(whole.rows) == numbers(best_rows(expected, capacity))
+    assert numbers(pieces.rows) == numbers(best_rows(rows, capacity, per=per))
 
 
 @pytest.mark.parametrize("cuts", [(5,), (2, 3), (1, 1, 1, 1, 1), (0, 4, 1)])
@@ -214,7 +201,6 @@ def test_a_resumed_pool_goes_on_as_one_never_stopped(kind, tmp_path):
         (lambda rows: best_rows(rows, 1, per=torch.zeros(3, dtype=torch.int64)), "one integer per row"),
         (lambda rows: best_rows(rows, 1, reward_key="raw"), "A row needs 'raw'"),
         (lambda rows: best_rows(rows, 1, by=torch.tensor([float("nan"), 1.0])), "got 1 NaN"),
-        (lambda rows: BestRows(2, per="group"), "both per and per_group or none"),
         (lambda rows: BestRows(2).rows, "call extend"),
         (lambda rows: BestRows(2).extend(rows).extend(rows.exclude("number")), r"\['number'\] are in"),
         (lambda rows: LatestRows(2).extend(rows.exclude("number")).extend(rows), r"\['number'\] are in"),

@@ -11,7 +11,7 @@ from dataclasses import fields
 from tests.docs.pages import DOCS, blocks
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.objectives import BCLoss
-from torchrl_lang.objectives.values import QValueLoss
+from torchrl_lang.objectives.base import RowLoss
 from torchrl_lang.recipes.algorithms import ALGORITHMS, ILQL
 from torchrl_lang.recipes.algorithms.online import OnlineOptions
 
@@ -65,6 +65,6 @@ def test_the_settings_to_begin_with_are_those_of_the_command_line():
     stated = re.search(r"`--transition-weight (.*?)`, `--tau (.*?)`, `--beta (.*?)`", text).groups()
     assert [float(one) for one in stated] == [defaults[name] for name in ("transition_weight", "tau", "beta")]
     assert "0 in the losses, 1 on the command line" in text
-    for loss in (BCLoss, QValueLoss):
+    for loss in (BCLoss, RowLoss):
         assert inspect.signature(loss).parameters["transition_weight"].default == 0
     assert any("ILQLLoss(actor, q, v, **settings, **clocks" in str(block) for block in blocks(text))

@@ -137,34 +137,6 @@ def test_terms_match_plain_loops():
 # -- what moves --------------------------------------------------------------------------------------------------------
 
 
-def test_targets_move_by_the_updater_alone():
-    """Those of Q, V and the trunk: after a step of it by ``tau`` of the way."""
-    loss, rows = own_trunk(make_archer, target_trunk=True), make_rows()
-    names = ("qvalue_network", "value_network", "value_trunk")
-    targets = lambda: {name: loss._modules[f"target_{name}_params"].data.clone() for name in names}  # noqa: E731
-    before = targets()
-    optimizer, updater = (
-        torch.optim.SGD([p for p in loss.parameters() if p.requires_grad], 0.1),
-        SoftUpdate(loss, tau=0.25),
-    )
-    started = targets()  # the updater begins with the online parameters
-    assert any(
-        not torch.equal(x, y)
-        for x, y in zip(
-            before["value_network"].values(True, True), started["value_network"].values(True, True), strict=True
-        )
-    )
-    total(loss(rows)).backward()
-    optimizer.step()
-    for name, params in targets().items():
-        assert (params == started[name]).all()
-    updater.step()
-    for name, params in targets().items():
-        online = getattr(loss, f"{name}_params").data
-        for key, value in params.items(True, True):
-            torch.testing.assert_close(value, 0.75 * started[name][key] + 0.25 * online[key])
-
-
 def test_the_trunk_gets_no_gradient_where_it_is_detached_and_the_policy_none_beside_a_trunk():
     for loss, still in (
         (make_archer(detach_value=True), "actor_network"),

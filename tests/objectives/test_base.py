@@ -72,7 +72,8 @@ BAD_OPTIONS = [
     (make_ilql, "end_of_action", VOCAB),
     (make_ppo, "turn_gamma turn_lmbda clip_epsilon", 1.5),
     (make_ppo, "clip_epsilon value_clip value_weight entropy_weight kl_weight", math.nan),
-    (make_ppo, "bootstrap kl_estimator loss_critic_type", "other"),
+    (make_ppo, "bootstrap kl_estimator loss_critic_type ratio surrogate aggregation", "other"),
+    (make_ppo, "aggregation max_engine_weight", 0),
     (make_ppo, "clip_epsilon", (0.2, math.inf)),
     (make_bc, "transition_weight kl_weight", math.nan),
     (make_bc, "logits_chunk", 0),
@@ -121,12 +122,9 @@ def test_value_estimators_by_torchrls_names(rows):
     torch.testing.assert_close(loss(rows)["loss_value"], other(rows)["loss_value"])
     with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\], got nan"):
         make_ppo().make_value_estimator(gamma=math.nan)
-    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
-        make_ppo().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
-    with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]: give some of \['gamma', 'turn_gamma'\]"):
-        make_ilql().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
-    with pytest.raises(NotImplementedError, match=r"CQLLoss has the value estimators \['TD0'\], got"):
-        make_qbackup(CQLLoss).make_value_estimator(ValueEstimators.GAE)
+    for make in (make_ppo, make_ilql):  # TD0 fixes it
+        with pytest.raises(TypeError, match=r"Unknown hyperparameters \['lmbda'\]"):
+            make().make_value_estimator(ValueEstimators.TD0, lmbda=0.5)
 
 
 @pytest.mark.slow

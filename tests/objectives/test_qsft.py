@@ -9,7 +9,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
-from torchrl.objectives import SoftUpdate
 
 from tests.objectives.conftest import by_hand, make_actor, make_rows, vary
 from tests.objectives.oracle import numpy_rows, qsft_losses
@@ -139,21 +138,6 @@ def two_tokens(rewards=(0.25, 0.5)):
 
 
 # -- passes, gradients, parameters -------------------------------------------------------------------------------------
-
-
-def test_the_target_follows_the_model():
-    loss = make()
-    updater, target, source = SoftUpdate(loss, tau=0.25), loss.target_actor_network_params, loss.actor_network_params
-    before = target.clone()
-    assert all(torch.equal(before.get(name), source.get(name)) for name in before.keys(True, True))  # a copy
-    with torch.no_grad():
-        for weight in loss.parameters():
-            weight.add_(1.0)
-    loss(make_rows())
-    updater.step()
-    assert all(name.startswith("actor_network.") for name, _ in loss.named_parameters())
-    for name in before.keys(True, True):
-        torch.testing.assert_close(target.get(name), before.get(name) + 0.25)
 
 
 # -- wrong options and wrong rows --------------------------------------------------------------------------------------

@@ -154,17 +154,6 @@ def test_a_masked_token_is_in_no_ratio_and_in_no_mean():
     torch.testing.assert_close(found, -(torch.tensor([-0.15, 0.2]).exp().mean()))  # (0.1 - 0.4) / 2
 
 
-def test_means_and_ratios_are_refused_by_name():
-    for options, message in (
-        ({"ratio": "word"}, "ratio must be one of"),
-        ({"surrogate": "grpo"}, "surrogate must be one of"),
-        ({"aggregation": "mean"}, "aggregation must be one of"),
-        ({"aggregation": 0}, "aggregation must be an integer of at least 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make_ppo(**options)
-
-
 def test_a_product_over_a_turn_is_torchrls_ratio_of_an_utterance():
     """ClipPPOLoss on the steps of an utterance actor, on fresh data, where ratios are 1, and on old ones."""
     env = WordleEnv(["crane", "slate"], batch_size=[12], max_tries=3, seed=0)
@@ -198,8 +187,16 @@ def test_a_loss_without_values():
     out, with_values = loss(rows.exclude("value_target")), PPOLoss(actor, make_heads()[1], **PLAIN)(rows)
     assert (out["loss_critic"], loss.value_weight) == (0, 0)
     torch.testing.assert_close(out["loss_objective"], with_values["loss_objective"])
-    with pytest.raises(ValueError, match="has no value_network"):
-        loss.estimate(rows)
+    torch.testing.assert_close(PPOLoss(actor)(rows)["loss_objective"], out["loss_objective"])  # not standardised
+    assert loss.critic_network_params is loss.value_network_params is None
+    for call in (loss.estimate, loss.value_estimator):
+        with pytest.raises(ValueError, match="has no value_network"):
+            call(rows)
+    given = {"turn_values": True, "lmbda": 0.5, "turn_gamma": 1.0, "value_clip": 0.2, "detach_value": True}
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"^{name}: about values, so give a value_network"):
+            PPOLoss(actor, **{name: value})
+    PPOLoss(actor, value_weight=None, value_clip=False, lmbda=0.95)
 
 
 def test_one_value_a_turn():
@@ -227,16 +224,6 @@ def test_a_constant_length_divides_by_all_rows_also_those_that_do_not_train():
     rows["train_mask"] = rows["agent_mask"] & (torch.arange(len(rows)) > 0)[:, None]
     one, total = (PPOLoss(actor, aggregation=7, reduction=each, **PLAIN)(rows) for each in (None, "sum"))
     torch.testing.assert_close(one["loss_objective"], total["loss_objective"] / 7 / len(rows))
-
-
-def test_without_a_critic_advantages_stay_as_they_are_and_options_of_values_are_refused():
-    rows, actor = moved_rows()
-    torch.testing.assert_close(PPOLoss(actor)(rows)["loss_objective"], PPOLoss(actor, **PLAIN)(rows)["loss_objective"])
-    given = {"turn_values": True, "lmbda": 0.5, "turn_gamma": 1.0, "value_clip": 0.2, "detach_value": True}
-    for name, value in given.items():
-        with pytest.raises(ValueError, match=f"^{name}: about values, so give a value_network"):
-            PPOLoss(actor, **{name: value})
-    PPOLoss(actor, value_weight=None, value_clip=False, lmbda=0.95)
 
 
 @pytest.mark.parametrize("surrogate", ["ppo", "cispo"])

@@ -113,15 +113,6 @@ def test_tensors_by_names(make, rows):
     torch.testing.assert_close(loss(**tensors), expected[last])
 
 
-@pytest.mark.parametrize("reduction", [None, "none", "mean", "sum"])
-def test_reduction(make, rows, reduction):
-    out = make(reduction=reduction)(rows)
-    shape = rows.get("tokens", rows.get("action", None)).shape if reduction == "none" else ()
-    assert {value.shape for value in losses_of(out).values()} == {torch.Size(shape)}
-    if reduction is None:
-        assert_same(out, make(reduction="mean")(rows))
-
-
 def test_each_term_trains_its_networks_and_their_sum_all(make, rows):
     """As in ``test_cql`` and its like: no other network, no target, and no parameter or buffer under two names."""
     loss = make()

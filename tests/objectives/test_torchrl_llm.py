@@ -166,12 +166,9 @@ def test_conversations_where_rows_are_read(tmp_path):
         (lambda: env.rollout(1, utterances), "wrappers alone act in a ChatEnv"),
         (lambda: play_games(env, policy, games=1), rows_of),
         (lambda: BCLoss(actor)(steps), rows_of),
-        (lambda: row_log_prob(actor, steps), rows_of),
         (lambda: rows_from_rollout(steps, unfinished="drop"), rows_of),
-        (lambda: chat_from_rows(steps), rows_of),
         (lambda: KLConstrainedTransform(utterances)(steps), rows_of),
         (lambda: from_messages(history, tokenizer), give),
-        (lambda: dataset_from_records([history], tmp_path / "data", tokenizer, 50), give),
         (lambda: dataset_from_records([{"messages": history}], tmp_path / "data", tokenizer, 50), give),
     ):
         with pytest.raises((KeyError, ValueError), match=match):

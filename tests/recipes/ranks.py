@@ -18,7 +18,7 @@ from tests.processes import Program
 from torchrl_lang import _ranks
 from torchrl_lang.__main__ import main
 from torchrl_lang.recipes.collect import CollectedGames, Games
-from torchrl_lang.training import Progress
+from torchrl_lang.training.progress import Progress
 
 _stores: list[TCPStore] = []
 

@@ -12,7 +12,8 @@ from torchrl.objectives import SoftUpdate
 
 from tests.kills import kills
 from tests.objectives.conftest import make_ilql
-from torchrl_lang.training import Checkpointer, CheckpointError, RandomState, adamw
+from torchrl_lang.training import Checkpointer, RandomState, adamw
+from torchrl_lang.training.state import CheckpointError
 
 
 class Box:

@@ -10,7 +10,8 @@ from torchrl.record.loggers import get_logger
 
 from torchrl_lang._files import FileError
 from torchrl_lang.evaluation import read_columns
-from torchrl_lang.training import RunLog, make_log, to_scalars
+from torchrl_lang.training import RunLog, make_log
+from torchrl_lang.training.metrics import to_scalars
 
 
 def test_rows_and_growing_columns(tmp_path):

@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from torchrl_lang.training import Progress
+from torchrl_lang.training.progress import Progress
 
 
 class Terminal(io.StringIO):

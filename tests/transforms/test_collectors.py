@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from itertools import pairwise
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torchrl.envs.utils import check_env_specs
 
 from tests.transforms.conftest import assert_adjusted, drifted, make_actor, make_env
 from tests.transforms.test_rows import jitter, speaker, wordle
-from torchrl_lang.data import EpisodeRows, rows_from_rollout
+from torchrl_lang.data import EpisodeRows
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.transforms import ConstantKLController, KLConstrainedTransform, RowReference, frozen_copy
 
@@ -57,6 +56,7 @@ def moved(env):
 
 
 def test_the_penalty_of_a_turn_is_the_sum_over_its_tokens():
+    """That turns add up to rows: ``tests/data/test_rollouts.py``."""
     base = wordle(8)
     policy, frozen = moved(base)
     env = TransformedEnv(base, KLConstrainedTransform(frozen, 0.5))
@@ -66,13 +66,6 @@ def test_the_penalty_of_a_turn_is_the_sum_over_its_tokens():
     torch.testing.assert_close(step["kl"], steps["token_log_prob"] - step["ref_log_prob"])
     expected = step["raw_reward"] - 0.5 * step["kl"].sum(-1, keepdim=True)
     torch.testing.assert_close(step["reward"], expected)
-    rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"], reward_key=None)
-    by_row = KLConstrainedTransform(RowReference(frozen), 0.5)(rows)
-    per_game = []  # the turns of a game add up to the row
-    for kl, done in zip(step["kl"].sum(-1), step["done"].squeeze(-1), strict=True):
-        ends = [0, *(done.nonzero().flatten() + 1).tolist()]
-        per_game += [kl[begin:end].sum() for begin, end in pairwise(ends)]
-    torch.testing.assert_close(by_row["kl"].sum(-1), torch.stack(per_game), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("limit", [None, 3.0])
@@ -88,18 +81,14 @@ def test_specs_and_the_contract_of_language_environments(limit):
     assert (env.reset()["kl"] == 0).all()
 
 
-@pytest.mark.parametrize("place", ["env", "postproc"])
-def test_a_penalty_of_the_steps_is_not_taken_off_the_rows_again(place):
+def test_a_penalty_of_the_steps_is_not_taken_off_the_rows_again():
+    """Where a collector has taken it off; an environment's: ``tests/data/test_rollouts.py``."""
     base = wordle(8)
     policy, frozen = moved(base)
     transform = KLConstrainedTransform(frozen, 0.5)
-    if place == "env":
-        steps = TransformedEnv(base, transform).rollout(12, policy, break_when_any_done=False)
-        rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
-    else:
-        collector = Collector(base, policy, postproc=transform, **OPTIONS | {"frames_per_batch": 96})
-        rows = EpisodeRows(carry=["token_log_prob"])(next(iter(collector)))
-        collector.shutdown()
+    collector = Collector(base, policy, postproc=transform, **OPTIONS | {"frames_per_batch": 96})
+    rows = EpisodeRows(carry=["token_log_prob"])(next(iter(collector)))
+    collector.shutdown()
     assert len(rows)
     assert (rows["token_reward"] != rows["raw_reward"]).any(-1).all()
     again = KLConstrainedTransform(RowReference(frozen), 0.5)

@@ -83,16 +83,11 @@ def test_the_arguments_of_torchrl_s_controllers():
     assert coef_of(ConstantKLController(kl_coef=0.25)) == 0.25
     ConstantKLController(0.25).update()  # as TorchRL's
     for make, match in (
-        (
-            lambda: ConstantKLController(kl_coef=0.1, model=nn.Linear(1, 1)),
-            r"ConstantKLController has no argument 'model'\. If it is one of TorchRL's C",
-        ),
-        (lambda: AdaptiveKLController(0.1, target=2.0).update(kl_values=[0.1, 0.2]), r"give update\(-mean / coef, n="),
+        (lambda: ConstantKLController(kl_coef=0.1, model=nn.Linear(1, 1)), "has no argument 'model'"),
         (lambda: ConstantKLController(0.1).update(kl_values=[0.1, 0.2]), r"give update\(-mean / coef, n="),
-        (lambda: ConstantKLController(kl_coef=0.1, coef=0.1), "kl_coef is TorchRL's name of coef: give Constant"),
+        (lambda: ConstantKLController(kl_coef=0.1, coef=0.1), "kl_coef is TorchRL's name of coef"),
         (lambda: AdaptiveKLController(target=1.0), "missing .* 'coef'"),
-        (lambda: AdaptiveKLController(0.1, **options), "multiple values for argument 'coef'"),
-        (lambda: ConstantKLController(theirs), r"one number .*torchrl_lang.transforms.Adaptive.*, got <torchrl\.data"),
+        (lambda: ConstantKLController(theirs), "one number .*torchrl_lang.transforms.Adaptive"),
     ):
         with pytest.raises(TypeError, match=match):
             make()

@@ -114,7 +114,7 @@ def test_keys_of_the_parts():
     exact = KLConstrainedTransform(actor, estimator="exact", policy=actor, out_keys="reward_kl", limit=1.0)
     assert exact.in_keys == ["reward", "observation", "action", "done"]
     assert exact.out_keys == ["reward_kl", "kl", "episode_kl", "done", "truncated"]
-    reference, reward = ReferenceModelLogProbTransform(actor), RewardAdjustmentTransform(kl_key="k")
+    reference, reward = ReferenceModelLogProbTransform(actor), RewardAdjustmentTransform(kl_key="k", mask_key="m")
     divergence = KLDivergenceTransform(mask_key="mask")
     assert (reference.in_keys, reference.out_keys) == (["observation", "action"], ["ref_log_prob"])
     assert (divergence.in_keys, divergence.out_keys) == (["action_log_prob", "ref_log_prob", "mask"], ["kl"])

@@ -116,21 +116,6 @@ def test_a_copied_policy_does_not_run_stale():
     transform(steps.exclude("loc", "scale"))
 
 
-@pytest.mark.parametrize("place", ["env", "batch"])
-@pytest.mark.parametrize("make_controller", [AdaptiveKLController, LagrangeKLController])
-@pytest.mark.parametrize(("by", "rises"), [(1.0, True), (0.0, False)])
-def test_a_controller_follows_by_itself(place, make_controller, by, rises):
-    actor, env = make_actor("tanh-normal"), make_env("tanh-normal", (64,))
-    transform = KLConstrainedTransform(actor, make_controller(0.3, target=0.1), estimator="k3", auto_update=True)
-    drift(actor, by)
-    if place == "env":
-        play(TransformedEnv(env, transform), actor)
-    else:
-        transform(play(env, actor))
-    assert bool(transform.coef > 0.3) is rises
-    assert bool(transform.coef < 0.3) is not rises
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
 def test_rewards_of_any_type_lose_nothing_of_the_penalty(dtype):
     kl = torch.tensor([0.5, 3.0], dtype=torch.promote_types(dtype, torch.float32))
@@ -157,15 +142,6 @@ def test_padded_steps_are_not_measured():
     by_hand.update(3.0, n=3)
     RewardAdjustmentTransform(by_batch).update(data)
     assert by_batch.coef == by_hand.coef != 0.1
-
-
-def test_what_nobody_measured_moves_no_coefficient():
-    controller = AdaptiveKLController(0.1, target=1.0, horizon=10)
-    transform = KLConstrainedTransform(make_actor("tanh-normal"), controller, auto_update=True, missing="zero")
-    env = TransformedEnv(make_env("tanh-normal", (3,)), transform)
-    env.rollout(5)  # at random
-    check_env_specs(env)
-    assert controller.coef == torch.tensor(0.1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch
 from tensordict import TensorDict
 from torch.distributions import Categorical, kl_divergence
 
-from tests.modules.toys import KINDS, TOKENIZER, tiny_lm
+from tests.modules.toys import KINDS, tiny_lm
+from tests.objectives.conftest import make_rows
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import UtteranceActor, language_actor
@@ -22,18 +23,6 @@ from torchrl_lang.transforms import (
 )
 
 CONTROL = WordleEnv(batch_size=[1]).tokenizer.control
-
-
-def make_rows(n=6, width=20, seed=0):
-    """Ragged rows: everybody speaks now and then, rewards on some of the agent's tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    length = torch.randint(4, width, (n,), generator=generator)
-    attention = torch.arange(width) < length[:, None]
-    action = (torch.rand(n, width, generator=generator) < 0.5) & attention
-    action[:, 0] = False
-    tokens = torch.randint(6, (n, width), generator=generator).masked_fill(~attention, TOKENIZER.control.pad)
-    reward = torch.randn(n, width, generator=generator) * action
-    return TensorDict(tokens=tokens, attention_mask=attention, agent_mask=action, token_reward=reward, batch_size=[n])
 
 
 def wordle(n):

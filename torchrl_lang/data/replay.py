@@ -129,10 +129,8 @@ class BucketSampler(EpochSampler):
     Args:
         lengths: int64 ``[N]``, number of real tokens of each row in the storage, which must not change.
         batch_size: rows per batch; must be the replay buffer's.
-        seed: seed of the orders.
         pool: number of batches that are sorted together; more of them reduce padding and variety.
-        drop_last: drop an epoch's last, smaller batch.
-        share: ``(k, n)``, see :class:`EpochSampler`.
+        **options: those of :class:`EpochSampler`.
 
     Examples:
         >>> import torch
@@ -143,17 +141,8 @@ class BucketSampler(EpochSampler):
     """
 
     @checked
-    def __init__(
-        self,
-        lengths: Tensor,
-        batch_size: Count,
-        *,
-        seed: int = 0,
-        pool: Count = 16,
-        drop_last: bool = False,
-        share: tuple[int, int] = (0, 1),
-    ) -> None:
-        super().__init__(seed=seed, drop_last=drop_last, share=share)
+    def __init__(self, lengths: Tensor, batch_size: Count, *, pool: Count = 16, **options: Any) -> None:
+        super().__init__(**options)
         self.lengths = lengths.cpu().numpy()
         self.batch_size, self.pool = batch_size, pool
 
@@ -186,9 +175,6 @@ class TrimRows(Transform):
     :func:`~torchrl_lang.data.rows_from_rollout`, which returns rows at the root. It is not for environments, whose
     observations have a fixed width.
 
-    Args:
-        multiple_of: round the width up to a multiple, for compiled models that recompile for each new width.
-
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
@@ -200,16 +186,10 @@ class TrimRows(Transform):
                 [1, 0]])
     """
 
-    @checked
-    def __init__(self, *, multiple_of: Count = 1) -> None:
-        super().__init__()
-        self.multiple_of = multiple_of
-
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return a new batch with trimmed entries; the input is not modified."""
         attention = entry(tensordict, ATTENTION_MASK)
-        longest = int(attention.reshape(-1, attention.shape[-1]).any(0).sum())
-        width = -(-max(longest, 1) // self.multiple_of) * self.multiple_of
+        width = max(int(attention.reshape(-1, attention.shape[-1]).any(0).sum()), 1)
         out = tensordict.copy()
         for key, value in tensordict.items():
             if value.shape == attention.shape and key != FEATURES_MASK:  # features are not tokens, however many

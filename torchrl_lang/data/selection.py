@@ -13,7 +13,7 @@ from torchrl_lang._checks import Count, Unit, check_options, checked
 from torchrl_lang.data.dataset import RowDataset
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.decisions import row_length
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, GROUP, TERMINATED, TOKEN_REWARD, TOKENS, entry
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, GROUP, TOKEN_REWARD, TOKENS, entry
 
 
 @checked
@@ -71,7 +71,6 @@ def best_rows(
     gamma: float = 1.0,
     reward_key: NestedKey = TOKEN_REWARD,
     end_of_action: int | None = None,
-    finished_only: bool = False,
 ) -> TensorDictBase:
     """Select the best episodes, copied and in their original order. Ties prefer the earlier row.
 
@@ -89,7 +88,6 @@ def best_rows(
         gamma: discount per turn.
         reward_key: the rewards of tokens, see :func:`row_returns`.
         end_of_action: id of the token that ends an utterance, see :func:`row_returns`.
-        finished_only: drop rows that are not ``terminated``.
 
     Returns:
         Rows ``[M]`` with all their entries; ``M`` may be 0.
@@ -119,8 +117,6 @@ def best_rows(
     score = _scores(entries, by, gamma, reward_key, end_of_action)
     group = _groups(entries, per)
     index = torch.arange(score.shape[0], device=score.device)
-    if finished_only:
-        index = index[entry(entries, TERMINATED).reshape(-1)]
     if bottom_fraction is not None:
         index = index[_best(-score[index], group[index], None, bottom_fraction)]
     return rows[index[_best(score[index], group[index], n, fraction)]]
@@ -291,13 +287,9 @@ class BestRows(RowPool):
     which they came. Scores are computed from the rows when they are added. Memory grows with the rows that are kept.
 
     Args:
-        capacity: number of rows to keep.
-        per: a key of the rows, int64 ``[N]`` or ``[N, 1]``: the group of each row.
-        per_group: maximal number of rows of each group; requires ``per``.
-        by, gamma, reward_key, end_of_action, finished_only: as in :func:`best_rows`.
-
-    Raises:
-        ValueError: a number is below 1, or only one of ``per`` and ``per_group`` is given.
+        capacity: number of rows to keep, with ``per`` of each group.
+        **options: those of :func:`best_rows` that are no tensors: ``per``, ``by``, ``gamma``, ``reward_key`` and
+            ``end_of_action``.
 
     Examples:
         >>> from torchrl_lang.data import BestRows
@@ -310,34 +302,14 @@ class BestRows(RowPool):
     """
 
     @checked
-    def __init__(
-        self,
-        capacity: Count,
-        *,
-        per: NestedKey | None = None,
-        per_group: Count | None = None,
-        by: Literal["return", "tokens"] = "return",
-        gamma: float = 1.0,
-        reward_key: NestedKey = TOKEN_REWARD,
-        end_of_action: int | None = None,
-        finished_only: bool = False,
-    ) -> None:
-        if (per is None) != (per_group is None):
-            raise ValueError(f"Give both per and per_group or none, got per={per!r} and per_group={per_group}.")
-        self.capacity, self.per, self.per_group = capacity, per, per_group
-        self._options: dict[str, Any] = {"by": by, "gamma": gamma, "reward_key": reward_key}
-        self._options |= {"end_of_action": end_of_action, "finished_only": finished_only}
+    def __init__(self, capacity: Count, **options: Any) -> None:
+        self._options = {"n": capacity, **options}
 
     def extend(self, rows: RowDataset | TensorDictBase) -> BestRows:
         """Keep the best of the stored rows and these, ``[N]``, which must have the same width ``T``; returns self."""
-        fresh = self._best(rows)
-        self._rows = fresh if self._rows is None else self._best(self._with_kept(fresh))
+        fresh = best_rows(rows, **self._options)
+        self._rows = best_rows(self._with_kept(fresh), **self._options)
         return self
-
-    def _best(self, rows: RowDataset | TensorDictBase) -> TensorDictBase:
-        if self.per is not None:
-            rows = best_rows(rows, self.per_group, per=self.per, **self._options)
-        return best_rows(rows, self.capacity, **self._options)
 
 
 class LatestRows(RowPool):

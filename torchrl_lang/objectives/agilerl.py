@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from torchrl.objectives import SoftUpdate
 
@@ -48,18 +46,16 @@ def agilerl_loss(agent: AgileRLAgent, **options: Any) -> tuple[ILQLLoss, SoftUpd
     """
     trunk, heads = trunk_module(Trunk(agent.values)), (qvalue_module(agent.qvalue), value_module(agent.value))
     options = {**agent.options, **options}
-    loss = ILQLLoss(_actor(agent, options), *heads, value_trunk=trunk, target_trunk=True, **options)
+    model: Any = agent.policy
+    if options.get("detach_actor"):  # AgileRL's detach_pi, whose cut lies before the hidden layers of the head
+        head = nn.Sequential(*model.transformer.policy, model.lm_head)
+        actor = language_actor(Trunk(model.transformer.gpt), head=head)
+    else:
+        actor = language_actor(model)
+    loss = ILQLLoss(actor, *heads, value_trunk=trunk, target_trunk=True, **options)
     updater = SoftUpdate(loss, tau=agent.training["tau"])
     frozen = TensorDict.from_module(agent.target_qvalue)
     loss.target_qvalue_network_params.get("module").data.update_(frozen.data)
     frozen = TensorDict.from_module(trunk_module(Trunk(agent.target)))
     loss.target_value_trunk_params.data.update_(frozen.data)
     return loss, updater
-
-
-def _actor(agent: AgileRLAgent, options: Mapping[str, Any]) -> ProbabilisticTensorDictSequential:
-    """The policy. ``detach_actor`` is AgileRL's ``detach_pi``: its cut lies before the hidden layers of the head."""
-    if not options.get("detach_actor"):
-        return language_actor(agent.policy)
-    model: Any = agent.policy
-    return language_actor(Trunk(model.transformer.gpt), head=nn.Sequential(*model.transformer.policy, model.lm_head))

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from tensordict import NestedKey, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
-from torch import Tensor, nn
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 from torchrl_lang import schema
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.functional.value_terms import explained_variance, masked_mean
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.objectives.base import TransitionBatch, over_rows
+from torchrl_lang.objectives.base import Policy, over_rows
 from torchrl_lang.objectives.networks import as_head, gather_inputs, least_target, target_values, values_at
 from torchrl_lang.objectives.utterance_ilql import UtterancePlaces
 from torchrl_lang.objectives.values import Passes, QValueLoss
@@ -105,16 +104,12 @@ class ArCHerLoss(QValueLoss):
         advantage: NestedKey = "advantage"
 
     default_keys = _AcceptedKeys
-    value_network: TensorDictModule
-    value_network_params: TensorDictParams
-    target_value_network_params: TensorDictParams
-
     out_keys = ["loss_value", "loss_qvalue", "value", "qvalue", "target_qvalue", "explained_variance"]
     _kinds = {"qvalue_network": UTTERANCE_VALUE, "value_network": STATE_VALUE}
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         qvalue_network: nn.Module,
         value_network: nn.Module,
         *,
@@ -152,7 +147,10 @@ class ArCHerLoss(QValueLoss):
         batch = self._find(tensordict)
         rows, found = Passes(self, batch, reads_policy=False), UtterancePlaces.of(self, batch)
         spans, place = found.spans, found.place
-        counted, drawn = batch.counts_at(place), self._drawn(tensordict, batch, spans.row[spans.state])
+        counted, drawn = batch.counts_at(place), tensordict.get(self.tensor_keys.drawn, None)
+        if drawn is not None:  # of rows; below of utterances
+            schema.check_entry(schema.DRAWN, drawn, batch.shape)
+            drawn = drawn.reshape(-1)[spans.row[spans.state]]
         losses, metrics = {}, {}
         if self.qvalue_weight:
             played = counted if drawn is None else counted & ~drawn
@@ -195,11 +193,3 @@ class ArCHerLoss(QValueLoss):
         each = torch.cat([q - v, q.new_zeros(1)])[found.spans.of_decision]
         dense = shift_right(batch.at_decisions(each))
         return rows.set(self.tensor_keys.advantage, dense.reshape(batch.shape))
-
-    def _drawn(self, rows: TensorDictBase, batch: TransitionBatch, row: Tensor) -> Tensor | None:
-        """Whether an utterance was drawn and not played, bool ``[U]`` of its ``row``; None without that entry."""
-        drawn = rows.get(self.tensor_keys.drawn, None)
-        if drawn is None:
-            return None
-        schema.check_entry(schema.DRAWN, drawn, batch.shape)
-        return drawn.reshape(-1)[row]

@@ -21,7 +21,7 @@ from torchrl_lang.functional import decision_mask, find_decisions, shift_left, t
 from torchrl_lang.functional.advantages import clock
 from torchrl_lang.functional.decisions import trained_states
 from torchrl_lang.functional.value_terms import divisor, masked_mean
-from torchrl_lang.modules.actor import LOGITS
+from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import reads_features
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
@@ -32,6 +32,8 @@ from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.objectives.networks import token_limit, trained_params, vocabulary
 from torchrl_lang.schema import check_entry, check_values, find_entry, refuse
 
+Policy: TypeAlias = UtteranceActor | ProbabilisticTensorDictSequential
+"""A language actor, or an utterance actor over one."""
 ActorNormalizer = Literal["all", "action"]
 """Divisor of the policy's term: the number of real tokens, or of those that the agent wrote."""
 LogitsChunk = int | Literal["auto"] | None
@@ -199,19 +201,36 @@ class RowLoss(ReferenceHolder, LossModule):
     _targets: str = "it imitates what the rows hold and has no value targets"
 
     # Options and parts that not every loss has.
-    actor_network: UtteranceActor | ProbabilisticTensorDictSequential
+    _has_actor = True
+    _takes_guidance = False
     value_trunk: TensorDictModuleBase | None
-    transition_weight: float = 0.0
     weight_clip: float | None = None
     gamma: float
     turn_gamma: float | None = None
-    end_of_action: int | None = None
     reference: FrozenActor | None = None
 
-    def __init__(self, reduction: str | None = None, logits_chunk: LogitsChunk = "auto") -> None:
+    def __init__(
+        self,
+        actor_network: Policy | None,
+        *,
+        transition_weight: float = 0.0,
+        actor_normalizer: ActorNormalizer = "all",
+        end_of_action: int | None = None,
+        logits_chunk: LogitsChunk = "auto",
+        reduction: str | None = None,
+    ) -> None:
         super().__init__()
+        if self._has_actor:
+            if not isinstance(actor_network, UtteranceActor):
+                split_actor(actor_network)  # raises unless it is a language actor
+            elif actor_network.decoder.rule.guidance is not None and not self._takes_guidance:
+                found = f"{type(self).__name__} trains the model's own distribution"
+                raise ValueError(f"{found}: build it without guidance=.")
+            self.actor_network: Any = actor_network
         check_given(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str) else 1))
         self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)
+        self._set_options(transition_weight=transition_weight, actor_normalizer=actor_normalizer)
+        self._set_options(end_of_action=end_of_action)
 
     def _set_options(self, **options: Any) -> None:
         """Check options by their names and set them."""
@@ -370,9 +389,12 @@ class RowLoss(ReferenceHolder, LossModule):
     def _all_in_keys(self) -> list[NestedKey]:
         return [*self.in_keys, *self.optional_in_keys]
 
-    def _find(self, tensordict: TensorDictBase) -> TransitionBatch:
-        """Derive all that the terms need from the rows; ``tensordict`` is left as it was."""
-        entries = self._entries(tensordict)
+    def _find(self, tensordict: TensorDictBase, names: Sequence[str] | None = None) -> TransitionBatch:
+        """Derive all that the terms need from the rows; ``tensordict`` is left as it was.
+
+        It has the entries ``names``, by default those that ``forward`` reads.
+        """
+        entries = self._entries(tensordict, self._row_entries if names is None else names)
         mask = self._mask(tensordict, entries)
         tokens = self._tokens(entries, mask)
         attention, agent_mask = entries["attention_mask"], entries["agent_mask"]
@@ -401,10 +423,10 @@ class RowLoss(ReferenceHolder, LossModule):
             mask=mask,
         )
 
-    def _entries(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+    def _entries(self, tensordict: TensorDictBase, names: Sequence[str]) -> dict[str, Tensor]:
         """The row's entries, flattened to ``[B, ...]``, with clear errors for what cannot be a row."""
         schema.refuse_steps(tensordict, self.tensor_keys.tokens)
-        entries = {name: self._needed(tensordict, name) for name in self._row_entries}
+        entries = {name: self._needed(tensordict, name) for name in names}
         shape = entries["tokens"].shape
         for name, value in entries.items():
             if value.shape == (*shape, 1):  # as TorchRL's estimators write them

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang._checks import torchrl_names
 from torchrl_lang.modules.controllers import KLController
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, over_rows
-from torchrl_lang.objectives.networks import set_actor
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, Policy, RowLoss, over_rows
 from torchrl_lang.objectives.policy import actor_loss, kl_controller, reference_of, score_decisions
 
 
@@ -62,13 +59,14 @@ class BCLoss(RowLoss):
     """
 
     kl_controller: KLController | None
+    _takes_guidance = True
     out_keys = ["loss_actor"]
     _row_entries: tuple[str, ...] = ("tokens", "attention_mask", "agent_mask")
 
     @torchrl_names()
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         *,
         transition_weight: float = 0.0,
         actor_normalizer: ActorNormalizer = "all",
@@ -78,8 +76,7 @@ class BCLoss(RowLoss):
         embed_weights: bool = False,
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        set_actor(self, actor_network, guidance=True)
+        super().__init__(actor_network, logits_chunk=logits_chunk, reduction=reduction)
         self._set_options(transition_weight=transition_weight, actor_normalizer=actor_normalizer)
         self.kl_controller = kl_controller(kl_weight)
         self.reference = reference_of(actor_network, reference, is_read=self.kl_controller is not None)

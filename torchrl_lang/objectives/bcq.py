@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchrl_lang.functional.returns import td_target
 from torchrl_lang.functional.value_terms import bcq_value
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import over_rows
+from torchrl_lang.objectives.base import Policy, over_rows
 from torchrl_lang.objectives.policy import actor_loss
 from torchrl_lang.objectives.values import NextStates, Passes, QValueLoss, QValues, next_values, possible
 
@@ -70,12 +68,7 @@ class BCQLoss(QValueLoss):
     out_keys = ["loss_qvalue", "loss_actor", "qvalue", "td_target"]
 
     def __init__(
-        self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        qvalue_network: nn.Module,
-        *,
-        threshold: float = 0.3,
-        **options: Any,
+        self, actor_network: Policy, qvalue_network: nn.Module, *, threshold: float = 0.3, **options: Any
     ) -> None:
         super().__init__(actor_network, qvalue_network, **options)
         self._set_options(threshold=threshold)

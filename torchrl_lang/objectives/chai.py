@@ -98,14 +98,7 @@ class CHAILoss(QValueLoss):
     out_keys = ["loss_qvalue", "loss_cql", "qvalue", "candidate_value"]
     _kinds = {"qvalue_network": UTTERANCE_VALUE}
     _has_actor = False
-    _more_entries = (
-        "state_position",
-        "state_mask",
-        "utterance_feature",
-        "candidate_mask",
-        "candidate_feature",
-        "candidate_log_prob",
-    )
+    _more_entries = tuple(_AcceptedKeys.__annotations__)  # the columns
     _sources = dict.fromkeys(_more_entries, "add the columns to the dataset once, CandidateSampler(policy, 5)(rows)")
 
     def __init__(

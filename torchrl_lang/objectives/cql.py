@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 
 from torchrl_lang._checks import torchrl_names
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.returns import td_target
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import over_rows
+from torchrl_lang.objectives.base import Policy, over_rows
 from torchrl_lang.objectives.policy import actor_loss
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, next_values
 
@@ -77,7 +75,7 @@ class CQLLoss(QValueLoss):
     @torchrl_names(temperature="cql_temperature")
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         qvalue_network: nn.Module,
         *,
         cql_weight: float | None = None,

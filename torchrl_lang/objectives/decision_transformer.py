@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 
 from torchrl_lang.functional import return_conditions
 from torchrl_lang.functional.decisions import shift_right
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.returns import conditioned_trunk
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, TransitionBatch
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, Policy, TransitionBatch
 from torchrl_lang.objectives.bc import BCLoss
 from torchrl_lang.schema import TOKENS, refuse
 
@@ -58,7 +58,7 @@ class DecisionTransformerLoss(BCLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         *,
         transition_weight: float = 0.0,
         actor_normalizer: ActorNormalizer = "all",
@@ -78,8 +78,8 @@ class DecisionTransformerLoss(BCLoss):
         known = decoder.control.end_of_action if end_of_action is None and decoder else end_of_action
         self._set_options(end_of_action=known)
 
-    def _find(self, tensordict: TensorDictBase) -> TransitionBatch:
-        batch = super()._find(tensordict)
+    def _find(self, tensordict: TensorDictBase, names: Sequence[str] | None = None) -> TransitionBatch:
+        batch = super()._find(tensordict, names)
         trunk, returns = conditioned_trunk(type(self).__name__, self.actor_network)
         row = batch.attention_mask, batch.agent_mask, shift_right(batch.next_reward)
         conditions = return_conditions(*row, returns.mode, tokens=batch.tokens, end_of_action=self.end_of_action)

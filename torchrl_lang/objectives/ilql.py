@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional import cql_term, expectile_loss, margin_term, two_clock_advantages
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, td_target
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.objectives.base import TransitionBatch, over_rows
+from torchrl_lang.objectives.base import Policy, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss, QValues, target_qvalues
@@ -132,10 +130,6 @@ class ILQLLoss(QValueLoss):
         >>> target.step()
     """
 
-    value_network: TensorDictModule
-    value_network_params: TensorDictParams
-    target_value_network_params: TensorDictParams
-
     out_keys = ["loss_value", "loss_qvalue", "loss_cql", "loss_margin", "loss_actor"]
     out_keys += ["value", "qvalue", "target_qvalue", "advantage"]
     _estimators = {
@@ -146,7 +140,7 @@ class ILQLLoss(QValueLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         qvalue_network: nn.Module,
         value_network: nn.Module,
         *,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import split_actor, vocabulary_size
+from torchrl_lang.modules.actor import vocabulary_size
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import ACTION_VALUE, SHAPES, checked_values, with_heads, zero_states
 from torchrl_lang.modules.hugging_face import applies_dropout, eval_mode
@@ -23,15 +23,6 @@ from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
 from torchrl_lang.schema import missing_entry
 
 # -- actors ------------------------------------------------------------------------------------------------------------
-
-
-def set_actor(loss: Any, actor: Any, *, guidance: bool = False) -> None:
-    """Give a loss its ``actor_network``: a language actor or an utterance actor, guided by values only if allowed."""
-    if not isinstance(actor, UtteranceActor):
-        split_actor(actor)  # raises unless it is a language actor
-    elif actor.decoder.rule.guidance is not None and not guidance:
-        raise ValueError(f"{type(loss).__name__} trains the model's own distribution: build it without guidance=.")
-    loss.actor_network = actor
 
 
 def vocabulary(actor: Any) -> int | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional.returns import PathLevel, action_log_ratio, soft_returns
 from torchrl_lang.modules.controllers import KLController
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
+from torchrl_lang.objectives.base import Policy, RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.networks import as_head, trained_params, values_at
 from torchrl_lang.objectives.policy import (
     environment_loss,
     kl_controller,
@@ -123,7 +124,7 @@ class OREOLoss(RowLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         value_network: nn.Module,
         reference: FrozenActor,
         *,
@@ -135,22 +136,16 @@ class OREOLoss(RowLoss):
         embed_weights: bool = False,
         level: PathLevel = "token",
         detach_value: bool = False,
-        transition_weight: float = 0.0,
-        end_of_action: int | None = None,
-        actor_normalizer: ActorNormalizer = "all",
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        set_actor(self, actor_network)
+        super().__init__(actor_network, **options)
         self.value_network = as_head(self, "value_network", value_network, value_trunk)
         self.value_trunk = value_trunk
         self.reference = reference_of(actor_network, reference, is_read=True)
         self.embed_weights = embed_weights
         only_scaled(self, actor_network, reference.actor)
         self._set_options(beta=beta, value_weight=value_weight, actor_weight=actor_weight, level=level)
-        self._set_options(detach_value=detach_value, transition_weight=transition_weight)
-        self._set_options(end_of_action=end_of_action, actor_normalizer=actor_normalizer)
+        self._set_options(detach_value=detach_value)
         self.kl_controller = kl_controller(kl_weight)
 
     @property

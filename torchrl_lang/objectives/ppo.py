@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase, dispatch
+from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 from torchrl.objectives.utils import distance_loss
@@ -24,11 +24,18 @@ from torchrl_lang.functional.decisions import begins_utterance, shift_right
 from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.functional.value_terms import divisor, explained_variance
 from torchrl_lang.modules.controllers import KLController
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, ValueType, check_named, over_rows
-from torchrl_lang.objectives.networks import as_head, set_actor, trained_params, values_at
+from torchrl_lang.objectives.base import (
+    LogitsChunk,
+    Policy,
+    RowLoss,
+    TransitionBatch,
+    ValueType,
+    check_named,
+    over_rows,
+)
+from torchrl_lang.objectives.networks import as_head, trained_params, values_at
 from torchrl_lang.objectives.policy import TokenScores, kl_controller, reference_of, score_decisions, unwritable
 from torchrl_lang.schema import ENGINE_LOG_PROB, RAW_REWARD, TOKEN_LOG_PROB
 
@@ -214,7 +221,7 @@ class PPOLoss(RowLoss):
     )
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         value_network: nn.Module | None = None,
         *,
         ratio: Literal["token", "turn", "row"] = "token",
@@ -245,8 +252,7 @@ class PPOLoss(RowLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        set_actor(self, actor_network)
+        super().__init__(actor_network, end_of_action=end_of_action, logits_chunk=logits_chunk, reduction=reduction)
         if value_network is not None:
             value_network = as_head(self, "value_network", value_network, value_trunk)
         else:
@@ -259,7 +265,6 @@ class PPOLoss(RowLoss):
             normalize_advantage = value_network is not None
         self.value_network = value_network
         self._set_options(ratio=ratio, normalize_ratio=normalize_ratio, surrogate=surrogate, turn_values=turn_values)
-        self._set_options(max_engine_weight=max_engine_weight)
         means = {"token": "token_mean", "turn": "turn_mean", "row": "prompt_mean"}
         check_given(aggregation=(aggregation, means.values() if isinstance(aggregation, str) else 1))
         self.aggregation = means[ratio] if aggregation is None else aggregation
@@ -273,7 +278,7 @@ class PPOLoss(RowLoss):
             self.entropy_bonus = False
         self.value_clip = value_clip  # of clip_epsilon, if True
         self._set_options(loss_critic_type=loss_critic_type, normalize_advantage=normalize_advantage)
-        self._set_options(bootstrap=bootstrap, end_of_action=end_of_action, kl_estimator=kl_estimator)
+        self._set_options(bootstrap=bootstrap, kl_estimator=kl_estimator, max_engine_weight=max_engine_weight)
         self.kl_controller = kl_controller(kl_weight)
         exact = self.kl_controller is not None and kl_estimator == "exact"
         self.reference = reference_of(actor_network, reference, is_read=exact)
@@ -522,10 +527,7 @@ class PPOLoss(RowLoss):
         if tokens is not None and not tokens.numel():
             nothing = torch.zeros(tokens.shape, device=tokens.device)
             return rows.update({getattr(self.tensor_keys, name): nothing.clone() for name in _ESTIMATED})
-        reader = RowLoss()  # reads rewards and ends, which the loss itself does not
-        names = (*RowLoss._row_entries, "features", "features_mask")
-        reader.set_keys(**{name: getattr(self.tensor_keys, name) for name in names})
-        batch = reader._find(rows)
+        batch = self._find(rows, RowLoss._row_entries)  # with rewards and ends, which the loss itself does not read
         last = (batch.attention_mask.sum(-1) - 1).clamp_min(0)  # the last real position of each row, [B]
         with eval_mode(self):
             if reuse_values:

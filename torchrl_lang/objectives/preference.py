@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, sigmoid
 
@@ -16,12 +15,10 @@ from torchrl_lang import schema
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional import shift_left
 from torchrl_lang.functional.value_terms import masked_mean
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.head_values import States
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
-from torchrl_lang.objectives.base import LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import set_actor
+from torchrl_lang.objectives.base import LogitsChunk, Policy, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.policy import only_scaled, over_decisions, reference_of, unwritable
 
 # Each loss of pairs names them: TorchRL makes its own of those of a class.
@@ -61,7 +58,7 @@ class PreferenceLoss(RowLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         reference: FrozenActor | None = None,
         *,
         beta: float = 0.1,
@@ -69,8 +66,7 @@ class PreferenceLoss(RowLoss):
         logits_chunk: LogitsChunk = "auto",
         reduction: str | None = None,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        set_actor(self, actor_network)
+        super().__init__(actor_network, logits_chunk=logits_chunk, reduction=reduction)
         self.reference = reference_of(actor_network, reference, is_read=reference is not None)
         self.embed_weights = embed_weights
         only_scaled(self, actor_network, *(() if reference is None else (reference.actor,)))
@@ -125,12 +121,7 @@ class PairLoss(PreferenceLoss):
     """Base of the losses of pairs of rows, a better and a worse one. Abstract: a loss fills in ``_loss``."""
 
     def __init__(
-        self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
-        reference: FrozenActor | None = None,
-        *,
-        per_token: bool = False,
-        **options: Any,
+        self, actor_network: Policy, reference: FrozenActor | None = None, *, per_token: bool = False, **options: Any
     ) -> None:
         super().__init__(actor_network, reference, **options)
         self.per_token = per_token
@@ -234,7 +225,7 @@ class DPOLoss(PairLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         reference: FrozenActor | None = None,
         *,
         label_smoothing: float = 0.0,
@@ -366,7 +357,7 @@ class KTOLoss(PreferenceLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         reference: FrozenActor | None = None,
         *,
         desirable_weight: float = 1.0,

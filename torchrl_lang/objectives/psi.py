@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchrl_lang.functional.filters import filtered
 from torchrl_lang.functional.returns import td_target
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import over_rows
+from torchrl_lang.objectives.base import Policy, over_rows
 from torchrl_lang.objectives.policy import actor_loss, check_frozen, frozen_behavior
 from torchrl_lang.objectives.values import NextStates, Passes, QValueLoss, QValues, next_values, possible
 
@@ -82,7 +80,7 @@ class PsiLoss(QValueLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         qvalue_network: nn.Module,
         *,
         prior: FrozenActor | None = None,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang.functional import returns_to_go
 from torchrl_lang.functional.value_terms import likelihood_ratio_value, weighted_cross_entropy
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
-from torchrl_lang.objectives.networks import frozen_target, lent, set_actor
+from torchrl_lang.objectives.base import Policy, RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.networks import frozen_target, lent
 from torchrl_lang.objectives.policy import Behavior, check_frozen, environment_loss, frozen_behavior, over_decisions
 from torchrl_lang.objectives.values import NextStates, next_values, possible
 
@@ -109,7 +109,7 @@ class QSFTLoss(RowLoss):
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         reference: FrozenActor,
         *,
         gamma: float = 0.99,
@@ -118,20 +118,14 @@ class QSFTLoss(RowLoss):
         value_max: float = 1.0,
         threshold: float = 0.0,
         rest: int | None = None,
-        transition_weight: float = 0.0,
-        end_of_action: int | None = None,
         embed_weights: bool = False,
-        actor_normalizer: ActorNormalizer = "all",
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        set_actor(self, actor_network)
+        super().__init__(actor_network, **options)
         check_frozen("QSFTLoss", "reference", reference, actor_network)
         self.reference, self.embed_weights = reference, embed_weights
-        self._set_options(gamma=gamma, turn_gamma=turn_gamma, end_of_action=end_of_action)
-        self._set_options(value_min=value_min, value_max=value_max, threshold=threshold, rest=rest)
-        self._set_options(transition_weight=transition_weight, actor_normalizer=actor_normalizer)
+        self._set_options(gamma=gamma, turn_gamma=turn_gamma, threshold=threshold, rest=rest)
+        self._set_options(value_min=value_min, value_max=value_max)
         if value_min >= value_max:
             raise ValueError(f"value_min must lie below value_max, got {value_min} and {value_max}.")
         self.target_actor_network_params = frozen_target(self.actor_network_params)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-from tensordict import TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional import expectile_loss
 from torchrl_lang.functional.decisions import UtteranceSpans, find_utterances
 from torchrl_lang.functional.returns import td_target
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import STATE_VALUE, UTTERANCE_VALUE
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, over_rows
+from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, Policy, RowLoss, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, gather_inputs, least_target, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages
 from torchrl_lang.objectives.values import Passes, QValueLoss
@@ -116,16 +114,12 @@ class UtteranceILQLLoss(QValueLoss):
         >>> sum(value for key, value in out.items() if key.startswith("loss_")).backward()
     """
 
-    value_network: TensorDictModule
-    value_network_params: TensorDictParams
-    target_value_network_params: TensorDictParams
-
     out_keys = ["loss_value", "loss_qvalue", "loss_actor", "value", "qvalue", "target_qvalue", "advantage"]
     _kinds = {"qvalue_network": UTTERANCE_VALUE, "value_network": STATE_VALUE}
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential,
+        actor_network: Policy,
         qvalue_network: nn.Module,
         value_network: nn.Module,
         *,

@@ -10,19 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase, TensorDictParams
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torchrl.objectives import ValueEstimators
 
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.functional.value_terms import divisor
-from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.head_values import ACTION_VALUE, UTTERANCE_VALUE, with_heads
 from torchrl_lang.modules.heads import TiedQValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives import networks
-from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, RowLoss, TransitionBatch, in_chunks
+from torchrl_lang.objectives.base import Policy, RowLoss, TransitionBatch, in_chunks
 from torchrl_lang.objectives.policy import Behavior, pieces
 
 
@@ -50,6 +49,9 @@ class QValueLoss(RowLoss):
     qvalue_network: TensorDictModule
     qvalue_network_params: TensorDictParams
     target_qvalue_network_params: TensorDictParams
+    value_network: TensorDictModule  # where a loss has one
+    value_network_params: TensorDictParams
+    target_value_network_params: TensorDictParams
     target_value_trunk_params: TensorDictParams
 
     default_value_estimator = ValueEstimators.TD0
@@ -57,11 +59,10 @@ class QValueLoss(RowLoss):
     _targets: str = (
         "its targets are backups of its Q and V over tokens or utterances, computed in each call of the loss"
     )
-    _has_actor = True
 
     def __init__(
         self,
-        actor_network: UtteranceActor | ProbabilisticTensorDictSequential | None,
+        actor_network: Policy | None,
         qvalue_network: nn.Module,
         *,
         value_trunk: TensorDictModule | None = None,
@@ -70,19 +71,13 @@ class QValueLoss(RowLoss):
         turn_gamma: float | None = None,
         qvalue_weight: float = 1.0,
         actor_weight: float = 1.0,
-        transition_weight: float = 0.0,
         value_min: float | None = None,
         value_max: float | None = None,
         detach_qvalue: bool = False,
         detach_actor: bool = False,
-        end_of_action: int | None = None,
-        actor_normalizer: ActorNormalizer = "all",
-        logits_chunk: LogitsChunk = "auto",
-        reduction: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(reduction, logits_chunk)
-        if self._has_actor:
-            networks.set_actor(self, actor_network)
+        super().__init__(actor_network, **options)
         network = networks.as_head(self, "qvalue_network", qvalue_network, value_trunk)
         if next(network.parameters(), None) is None:
             raise ValueError("The qvalue_network has no parameters: give the module that holds them, not a function.")
@@ -91,9 +86,8 @@ class QValueLoss(RowLoss):
         if target_trunk:
             self.target_value_trunk_params = networks.frozen_target(self.value_trunk_params)
             self._has_update_associated["value_trunk"] = False
-        self._set_options(gamma=gamma, turn_gamma=turn_gamma, end_of_action=end_of_action)
-        self._set_options(qvalue_weight=qvalue_weight, actor_weight=actor_weight, transition_weight=transition_weight)
-        self._set_options(value_min=value_min, value_max=value_max, actor_normalizer=actor_normalizer)
+        self._set_options(gamma=gamma, turn_gamma=turn_gamma, qvalue_weight=qvalue_weight, actor_weight=actor_weight)
+        self._set_options(value_min=value_min, value_max=value_max)
         self._set_options(detach_qvalue=detach_qvalue, detach_actor=detach_actor)
         if value_min is not None and value_max is not None and value_min > value_max:
             raise ValueError(f"value_min={value_min} lies above value_max={value_max}.")
@@ -110,9 +104,7 @@ class QValueLoss(RowLoss):
         For a :class:`~torchrl_lang.modules.ValueGuidance` or another policy that reads values, by this library's key.
         """
         network = deepcopy(self.qvalue_network)
-        target: Any = self._modules[
-            "target_qvalue_network_params"
-        ]  # as an attribute it warns until an updater is built
+        target: Any = self._modules["target_qvalue_network_params"]  # as an attribute it warns without an updater
         # Parameters of its own over the same memory, so that it has a state_dict and can be saved.
         frozen = target.data.apply(partial(Parameter, requires_grad=False))
         frozen.to_module(network, preserve_module_state=False)

@@ -48,9 +48,10 @@ from torchrl_lang.recipes.tasks import OWN_TASK
 from torchrl_lang.recipes.tasks.base import Player, Task, check_features
 from torchrl_lang.schema import FROZEN_STATES, RAW_REWARD, TOKEN_REWARD, TRAIN_MASK
 from torchrl_lang.text import Tokenizer
-from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, Progress, RandomState, train_steps
+from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, RandomState, train_steps
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters, mean_figures
+from torchrl_lang.training.progress import Progress
 from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform, RowReference
 
 

@@ -35,7 +35,6 @@ from torchrl_lang.recipes.stopping import stopping
 from torchrl_lang.training import (
     Checkpointer,
     FiniteCheck,
-    Progress,
     RandomState,
     RunLog,
     WeightAverage,
@@ -47,6 +46,7 @@ from torchrl_lang.training import (
 )
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters
+from torchrl_lang.training.progress import Progress
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from torchrl_lang.recipes.algorithms import CHAI, UtteranceILQL
 from torchrl_lang.recipes.load_run import RunDecoding
 from torchrl_lang.recipes.models import begin, loss_options
 from torchrl_lang.recipes.offline import held_out_rows
-from torchrl_lang.training import Progress, total_loss
+from torchrl_lang.training import total_loss
+from torchrl_lang.training.progress import Progress
 
 
 def train_chai(options: CHAI) -> float:

@@ -26,7 +26,7 @@ def to_scalars(figures: Mapping[Any, Any] | TensorDictBase) -> dict[Any, Scalar]
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.training import to_scalars
+        >>> from torchrl_lang.training.metrics import to_scalars
         >>> to_scalars({"loss": torch.tensor(0.5), "solved": torch.tensor([3]), "rate": 0.25})
         {'loss': 0.5, 'solved': 3, 'rate': 0.25}
     """

@@ -28,7 +28,7 @@ class Progress:
 
     Examples:
         >>> import sys
-        >>> from torchrl_lang.training import Progress
+        >>> from torchrl_lang.training.progress import Progress
         >>> with Progress(4, label="train", stream=sys.stdout, every=3600) as progress:
         ...     for step in range(1, 5):
         ...         progress.update(step, {"loss": 1 / step})

@@ -20,7 +20,7 @@ from torchrl_lang.modules.controllers import (
     one_number,
 )
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, frozen_copy
-from torchrl_lang.transforms.base import ActionKeys, key_list
+from torchrl_lang.transforms.base import ActionKeys
 from torchrl_lang.transforms.divergence import (
     Estimator,
     KLDivergenceTransform,
@@ -69,7 +69,6 @@ class KLConstrainedTransform(Compose):
         mask_key: see :class:`KLDivergenceTransform`; default ``"agent_mask"`` for rows.
         policy: the actor that is trained, for ``estimator="exact"`` and for data without log-probabilities.
         limit: nats at which an episode is truncated, see :class:`KLLimitTransform`.
-        auto_update: update the controller with every batch; otherwise call :meth:`update`.
         missing: see :class:`KLDivergenceTransform`.
         embed_weights: keep the reference's weights in the ``state_dict``.
 
@@ -113,7 +112,6 @@ class KLConstrainedTransform(Compose):
         mask_key: NestedKey | None = None,
         policy: Any = None,
         limit: float | None = None,
-        auto_update: bool = False,
         missing: MissingLogProb = "error",
         embed_weights: bool = False,
     ) -> None:
@@ -125,7 +123,6 @@ class KLConstrainedTransform(Compose):
         action_keys = reference.action_keys
         mask_key = action_keys.mask if mask_key is None else mask_key
         policy = None if policy is None else as_policy(policy, rows=action_keys == ActionKeys.row())
-        log_prob_keys = list(action_keys.log_prob) if log_prob_key is None else key_list(log_prob_key)
         chain: list[Transform] = []
         if estimator != "exact":
             keys = {"out_key": action_keys.ref_log_prob, "embed_weights": embed_weights}
@@ -134,7 +131,7 @@ class KLConstrainedTransform(Compose):
             estimator,
             direction=direction,
             per=per,
-            log_prob_key=log_prob_keys,
+            log_prob_key=list(action_keys.log_prob) if log_prob_key is None else log_prob_key,
             ref_log_prob_key=action_keys.ref_log_prob,
             mask_key=mask_key,
             out_key=action_keys.kl,
@@ -151,8 +148,6 @@ class KLConstrainedTransform(Compose):
             out_key=out_keys,
             placement=placement,
             mask_key=mask_key,
-            auto_update=auto_update,
-            measured_keys=log_prob_keys if policy is None else (),
         )
         chain += [divergence, reward]
         if limit is not None:

@@ -42,10 +42,6 @@ class RewardAdjustmentTransform(ActionTransform):
         placement: ``"token"`` subtracts each token's divergence from its own reward; ``"last"`` subtracts the sum over
             the row from the reward of the last token that the agent wrote.
         mask_key: for ``"last"``: bool ``[*B, T]``, the tokens that the agent wrote.
-        auto_update: pass the mean divergence of every batch to the controller, after the batch was adjusted: of a
-            sequence where the data are rows or utterances, of an action where they are steps.
-        measured_keys: entries without which ``auto_update`` skips a batch, e.g. the policy's log-probability, which a
-            random policy does not write.
 
     Raises:
         ValueError: options contradict each other; on calls, shapes do not fit, or the reward was adjusted before.
@@ -72,8 +68,6 @@ class RewardAdjustmentTransform(ActionTransform):
         raw_key: NestedKey | Sequence[NestedKey] | None = None,
         placement: Literal["token", "last"] = "token",
         mask_key: NestedKey | None = None,
-        auto_update: bool = False,
-        measured_keys: Sequence[NestedKey] = (),
     ) -> None:
         if placement == "last" and mask_key is None:
             raise ValueError("placement='last' is for whole rows of tokens: it needs their mask, mask_key=.")
@@ -88,8 +82,7 @@ class RewardAdjustmentTransform(ActionTransform):
         replaced = [raw for reward, adjusted, raw in self._keys if adjusted == reward]
         read = [*rewards, self.kl_key, *([mask_key] if placement == "last" and mask_key is not None else [])]
         super().__init__(read, [*out, *replaced])
-        self.placement, self.mask_key, self.auto_update = placement, mask_key, auto_update
-        self.measured_keys = list(measured_keys)
+        self.placement, self.mask_key = placement, mask_key
         self.controller = coef if isinstance(coef, KLController) else NumberKLController(coef)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -119,13 +112,12 @@ class RewardAdjustmentTransform(ActionTransform):
             out.set(out_key, reward - match_reward(penalty, reward, self.kl_key, reward_key))
             if out_key == reward_key:
                 out.set(raw_key, reward)
-        if self.auto_update and all(root.get(key, None) is not None for key in self.measured_keys):
-            self._measure(kl, root)
 
     def update(self, tensordict: TensorDictBase) -> None:
         """Update the controller with a batch that was adjusted before: steps with their ``"next"``, or rows.
 
-        Steps that a collector padded (``("collector", "mask")``) are left out.
+        It gets the mean divergence: of a sequence where the data are rows or utterances, of an action where they are
+        steps. Steps that a collector padded (``("collector", "mask")``) are left out.
 
         Raises:
             KeyError: the batch has no divergence.
@@ -134,13 +126,9 @@ class RewardAdjustmentTransform(ActionTransform):
         step = tensordict.get("next", None)
         sources = (tensordict,) if step is None else (step, tensordict)
         kl = find_entry(type(self).__name__, self.kl_key, "Update from a batch after it was adjusted.", *sources)
-        self._measure(kl, tensordict)
-
-    def _measure(self, kl: Tensor, root: TensorDictBase) -> None:
-        """Update with the mean over a batch, ``[*B, ...]``, of the sums over the dimensions beyond it."""
-        batch_dims = root.batch_dims
+        batch_dims = tensordict.batch_dims
         total = kl.detach().flatten(batch_dims).sum(-1) if kl.ndim > batch_dims else kl.detach()
-        real = root.get(("collector", "mask"), None)
+        real = tensordict.get(("collector", "mask"), None)
         total = total if real is None else total[real.reshape(total.shape)]
         if not total.numel():
             return
@@ -200,14 +188,14 @@ class KLLimitTransform(ActionTransform):
     """Truncates episodes, or masks tokens of rows, whose summed divergence passes a limit.
 
     In an environment it sums the divergence over the episode into ``episode_kl`` and truncates the episode at the step
-    at which the sum passes ``limit``. On whole rows it writes a mask for a loss's ``loss_mask_key``: False from the
-    first token at which the sum passes the limit, even if later tokens bring it down again. A NaN sum has passed.
+    at which the sum passes ``limit``. On whole rows it writes ``within_kl_limit``, bool ``[*B, T]``, a mask for a
+    loss's ``loss_mask_key``: False from the first token at which the sum passes the limit, even if later tokens bring
+    it down again. A NaN sum has passed.
 
     Args:
         limit: in nats, above zero.
         kl_key: the divergence, from :class:`KLDivergenceTransform`; use one that is never negative (k3 or exact), or
             k1, whose sum is the log-ratio of the episode.
-        mask_out_key: the mask of rows, bool ``[*B, T]``.
         done_key: the ``done`` to set, default that of the divergence's group or else the environment's. ``episode_kl``
             and ``truncated`` are written beside it. With a ``done`` for each agent the divergence of each counts,
             with one for all their sum.
@@ -219,19 +207,12 @@ class KLLimitTransform(ActionTransform):
         KeyError: in an environment, there is no such ``done``.
     """
 
-    def __init__(
-        self,
-        limit: float,
-        *,
-        kl_key: NestedKey = KL,
-        mask_out_key: NestedKey = WITHIN_LIMIT,
-        done_key: NestedKey | None = None,
-    ) -> None:
+    def __init__(self, limit: float, *, kl_key: NestedKey = KL, done_key: NestedKey | None = None) -> None:
         check_options(limit=(one_number("limit", limit), "(0, inf)"))
         kl_key = key_list(kl_key)[0]
         candidates = list(dict.fromkeys([sibling(kl_key, DONE), DONE])) if done_key is None else key_list(done_key)
         super().__init__([], [])
-        self.limit, self.kl_key, self.mask_out_key = limit, kl_key, mask_out_key
+        self.limit, self.kl_key = limit, kl_key
         self._set_done(candidates[0])  # in an environment, the first that it has
         self._candidates = candidates
 
@@ -247,7 +228,7 @@ class KLLimitTransform(ActionTransform):
         kl = find_entry(type(self).__name__, self.kl_key, "Put KLDivergenceTransform before it.", tensordict)
         if kl.ndim != tensordict.batch_dims + 1 or kl.shape[-1] == 1:
             raise ValueError(f"A limit on rows needs {self.kl_key!r} as [*B, T], per='token', got {tuple(kl.shape)}.")
-        return tensordict.copy().set(self.mask_out_key, self._passed(kl.cumsum(-1)).cumsum(-1) == 0)
+        return tensordict.copy().set(WITHIN_LIMIT, self._passed(kl.cumsum(-1)).cumsum(-1) == 0)
 
     def _passed(self, total: Tensor) -> Tensor:
         return ~(total <= self.limit)  # also where it is NaN
