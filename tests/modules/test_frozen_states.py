@@ -120,7 +120,7 @@ def test_a_model_that_adds_positions_in_a_way_of_its_own_is_left_as_it_is():
 
 
 def test_a_frozen_trunk_shares_what_rows_begin_with(monkeypatch):
-    monkeypatch.setitem(importlib.import_module("torchrl_lang.modules.shared_prefix")._CALL, "cpu", 4)
+    monkeypatch.setitem(importlib.import_module("torchrl_lang.modules.row_groups")._CALL, "cpu", 2)
     batch = make_rows()
     batch["tokens"][:, :8] = batch["tokens"][0, :8]
     actor = language_actor(tiny_lm("llama"))

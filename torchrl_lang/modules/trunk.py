@@ -24,10 +24,9 @@ from torchrl_lang.modules.hugging_face import (
     depends_on_length,
     eval_mode,
 )
-from torchrl_lang.modules.length_groups import equal_groups, in_groups
-from torchrl_lang.modules.length_groups import length_groups as best_groups
+from torchrl_lang.modules.row_groups import SharedPrefix, equal_groups, in_groups, shared_prefix
+from torchrl_lang.modules.row_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
-from torchrl_lang.modules.shared_prefix import SharedPrefix, shared_prefix
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, FROZEN_STATES, TOKENS
 
 if TYPE_CHECKING:
@@ -56,11 +55,11 @@ class Trunk(nn.Module):
         expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
         length_groups: run the rows of a batch in groups of similar length, each trimmed to its longest row, to compute
             less on padding; the states are the same. ``"auto"`` finds the cheapest groups, see
-            :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
+            :func:`~torchrl_lang.modules.row_groups.length_groups`; a number makes that many of equal size; 1 runs
             all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
             ``torch.compile`` of a caller ``"auto"`` is 1; any number is for a sharded model and under ``torch.vmap``.
         share_prefixes: where it saves enough, read tokens once that several rows begin with, such as instructions, see
-            :func:`~torchrl_lang.modules.shared_prefix.shared_prefix`; states and gradients are the same. Off for models
+            :func:`~torchrl_lang.modules.row_groups.shared_prefix`; states and gradients are the same. Off for models
             that cannot read rows in chunks or apply dropout, that are sharded or compiled, for rows with
             features, with gradient checkpointing, and where rotary positions depend on the length of the rows.
 
