@@ -17,7 +17,7 @@ from torch.distributions import Categorical
 
 from torchrl_lang._checks import no_tokenizer, refuse_wrapper
 from torchrl_lang.modules.features import FeatureEmbedding
-from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, first_trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
         >>> actor.get_dist(rows).logits.shape
         torch.Size([2, 6, 11])
     """
-    trunk = next((part for part in actor.modules() if isinstance(part, Trunk)), None)  # an actor's own is the first
+    trunk = first_trunk(actor)
     if trunk is None:
         raise ValueError("Only the Trunk of a Hugging Face model reads features: use language_actor().")
     if embedding is not None and not embedding.positions:

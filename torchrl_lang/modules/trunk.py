@@ -446,6 +446,11 @@ def trunk_of(module: nn.Module | None) -> Trunk | None:
     return trunk if isinstance(trunk, Trunk) else None
 
 
+def first_trunk(module: nn.Module) -> Trunk | None:
+    """The first trunk of an actor or of a loss with one: an actor's own."""
+    return next((child for child in module.modules() if isinstance(child, Trunk)), None)
+
+
 def trunk_module(trunk: Trunk) -> TensorDictModule:
     """The trunk as a module of tensordicts: ``tokens``, ``attention_mask`` -> ``hidden`` (and ``hidden_pre_norm``).
 
