@@ -1,5 +1,4 @@
-"""States below the first trained layer, which rows carry: read by all that share these layers, handed on to
-models with the same layers for the same rows, and read by nobody else."""
+"""States below the first trained layer, which rows carry: read by all that share these layers, and by nobody else."""
 
 from __future__ import annotations
 
