@@ -233,14 +233,9 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
     trunk.features = None if embedding is None else embedding.to(trunk.model.get_input_embeddings().weight.device)
     for module in actor.modules():
         if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:
-            _name_keys(module)
+            keys = [key for key in module.in_keys if key not in (FEATURES, FEATURES_MASK)]
+            if any(isinstance(part, Trunk) and part.features is not None for part in module.modules()):
+                place = keys.index(ATTENTION_MASK) + 1
+                keys[place:place] = [FEATURES, FEATURES_MASK]
+            module.in_keys = keys
     return actor
-
-
-def _name_keys(module: TensorDictModuleBase) -> None:
-    """Let ``in_keys`` name the features where a trunk within reads them."""
-    keys = [key for key in module.in_keys if key not in (FEATURES, FEATURES_MASK)]
-    if any(isinstance(part, Trunk) and part.features is not None for part in module.modules()):
-        place = keys.index(ATTENTION_MASK) + 1
-        keys[place:place] = [FEATURES, FEATURES_MASK]
-    module.in_keys = keys
