@@ -154,7 +154,7 @@ def split_actor(actor: ProbabilisticTensorDictSequential, hidden: NestedKey = HI
     if key != LOGITS:
         before = [_renamed(module, key) for module in before]
     head = before[border:]
-    return ActorParts(_joined(before[:border]), _joined(head) if head else None, prob)
+    return ActorParts(joined(before[:border]), joined(head) if head else None, prob)
 
 
 def _renamed(module: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:
@@ -180,7 +180,8 @@ def vocabulary_size(parts: ActorParts) -> int | None:
     return getattr(getattr(parts.head, "module", None), "out_features", None)
 
 
-def _joined(modules: list[TensorDictModuleBase]) -> TensorDictModuleBase:
+def joined(modules: list[TensorDictModuleBase]) -> TensorDictModuleBase:
+    """One module that runs these in turn."""
     return modules[0] if len(modules) == 1 else TensorDictSequential(*modules)
 
 

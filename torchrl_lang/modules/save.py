@@ -464,7 +464,8 @@ def _describe_guidance(
     if trunk is None:
         raise ValueError(f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk is saved.")
     # The model's head is the layer that reads the states, if one does.
-    head: Any = guidance.qvalue.head if by_likelihood else own_head(guidance.qvalue)
+    values: Any = guidance.qvalue
+    head: Any = values[0] if by_likelihood else own_head(values)
     layer = head.module if by_likelihood else None
     if isinstance(head, TiedQValueHead) and head.embedding is not trunk.model.get_input_embeddings():
         layer = head.embedding
