@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
+from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures, behind
 from torchrl_lang.modules.frozen.frozen_states import frozen_blocks, lower_part, states_name, upper_part
 from torchrl_lang.modules.hugging_face import (
     FINAL_NORMS,
@@ -329,7 +329,7 @@ class Trunk(nn.Module):
             # Without a mask transformers would take repeated positions for the beginnings of further rows.
             options = {"position_ids": positions, "attention_mask": torch.ones_like(positions, dtype=torch.bool)}
         states = self.states(tokens, features=features, use_cache=False, **options)
-        return tuple(features.of_tokens(state) for state in states)
+        return tuple(behind(state, features.number, tokens.shape[-1]) for state in states)
 
     def _grouped(
         self, tokens: Tensor, length: Tensor | None, read: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
