@@ -17,7 +17,7 @@ from benchmarks.plain import plain_step
 from benchmarks.wordle_batches import MAX_LENGTH, PAD, VOCABULARY, wordle_batches
 from torchrl_lang.envs.wordle import wordle_tokenizer
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
-from torchrl_lang.modules.length_groups import length_groups
+from torchrl_lang.modules.row_groups import length_groups
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 from torchrl_lang.recipes.algorithms import ILQL
 from torchrl_lang.recipes.token_values import build_loss

@@ -192,3 +192,4 @@ def test_a_return_to_go_that_leaves_the_range_is_clamped(corridor):
     steps = corridor.rollout(5, policy, break_when_any_done=False)
     assert (steps["next", "token_reward"].sum(-1).amin() < -1).item()
     assert policy.conditioned(steps[:, -1])["tokens"].max() // corridor.tokenizer.vocab_size == 1001
+    assert not ReturnEmbedding(WIDTH, 0.0, 0.0).outside(torch.zeros(1))  # all games may have the same return

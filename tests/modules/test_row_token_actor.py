@@ -14,7 +14,7 @@ from torchrl.modules.llm.policies import LLMWrapperBase
 from torchrl.objectives.llm import DAPO, CISPOLoss, DistillationLoss, GRPOLoss, SFTLoss
 from transformers import PreTrainedTokenizerFast
 
-from tests.modules.toys import CONTROL, TOKENIZER, tiny_lm
+from tests.modules.toys import CONTROL, TOKENIZER, games, tiny_lm
 from torchrl_lang.envs import PromptEnv
 from torchrl_lang.modules import (
     RowTokenActor,
@@ -30,27 +30,6 @@ from torchrl_lang.objectives import ILQLLoss, PPOLoss
 T = 12
 
 
-def make_rows(n=6, width=T, seed=0):
-    """Ragged rows of letters; everybody speaks now and then, utterances of the agent's end."""
-    g = torch.Generator().manual_seed(seed)
-    length = torch.randint(5, width + 1, (n,), generator=g)
-    attention = torch.arange(width) < length[:, None]
-    turn = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0]).bool()[:width]
-    agent = turn & attention
-    tokens = torch.randint(6, (n, width), generator=g)
-    tokens[:, [2, 7, 10]] = CONTROL.end_of_action
-    tokens = tokens.masked_fill(~attention, CONTROL.pad)
-    return TensorDict(
-        tokens=tokens,
-        attention_mask=attention,
-        agent_mask=agent,
-        token_reward=torch.randn(n, width, generator=g) * agent,
-        token_log_prob=-1.5 * torch.rand(n, width, generator=g) * agent,
-        advantage=torch.randn(n, 1, 1, generator=g),
-        batch_size=[n],
-    )
-
-
 @pytest.fixture(params=["plain", "utterances"])
 def actor(request):
     plain = language_actor(tiny_lm())
@@ -64,7 +43,7 @@ def loss_of(actor, kind=GRPOLoss, **options):
 
 
 def test_the_distribution_is_the_one_that_acted(actor):
-    rows = make_rows()
+    rows = games()
     dist = RowTokenActor(actor).get_dist(rows)
     found = dist.log_prob(rows["tokens"])
     torch.testing.assert_close(found, row_log_prob(actor, rows))
@@ -76,7 +55,7 @@ def test_the_distribution_is_the_one_that_acted(actor):
 
 
 def test_the_entropy_by_hand():
-    rows, lm = make_rows(), tiny_lm()
+    rows, lm = games(), tiny_lm()
     found = RowTokenActor(language_actor(lm)).get_dist(rows).entropy()
     with torch.no_grad():
         logits = lm(input_ids=rows["tokens"], attention_mask=rows["attention_mask"].long()).logits
@@ -87,7 +66,7 @@ def test_the_entropy_by_hand():
 
 @pytest.mark.parametrize("kind", [GRPOLoss, DAPO, CISPOLoss])
 def test_the_loss_by_hand(kind, actor):
-    rows, low, high = make_rows(), 0.2, 0.28
+    rows, low, high = games(), 0.2, 0.28
     loss = loss_of(actor, kind, clip_epsilon=(low, high))
     ratio = (row_log_prob(actor, rows) - rows["token_log_prob"]).exp()
     clipped = ratio.clamp(1 - low, 1 + high)
@@ -107,7 +86,7 @@ def gradients(loss, value):
 @pytest.mark.parametrize(("kind", "clip"), [(GRPOLoss, (0.2, 0.2)), (DAPO, (0.2, 0.28)), (CISPOLoss, (0.999, 50.0))])
 def test_gradients_are_those_of_our_own_loss(actor, kind, clip):
     """CISPO's where no ratio is clipped: elsewhere it clips the ratio of tokens that PPO leaves alone."""
-    rows = make_rows()
+    rows = games()
     theirs = loss_of(actor, kind, entropy_bonus=True, entropy_coeff=0.1, clip_epsilon=clip)
     found = theirs(rows)
     options = {"value_weight": 0.0, "entropy_weight": 0.1, "normalize_advantage": False, "clip_epsilon": clip}
@@ -126,14 +105,14 @@ def test_gradients_are_those_of_our_own_loss(actor, kind, clip):
 
 
 def test_tokens_that_are_not_learned_are_left_out(actor):
-    rows = make_rows()
+    rows = games()
     rows["train_mask"] = rows["agent_mask"] & (torch.arange(T) > 4)
     loss = GRPOLoss(RowTokenActor(actor, mask_key="train_mask"), entropy_bonus=False)
     loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
     found = loss(rows).loss_objective
     rows["token_log_prob"] = torch.where(rows["train_mask"], rows["token_log_prob"], -9.0)
     torch.testing.assert_close(loss(rows).loss_objective, found)
-    assert not torch.isclose(found, loss_of(actor)(make_rows()).loss_objective)
+    assert not torch.isclose(found, loss_of(actor)(games()).loss_objective)
 
 
 K, END, PAD = 6, CONTROL.end_of_action, CONTROL.pad
@@ -150,7 +129,7 @@ def wrapper_of(lm, pad=PAD, generate_kwargs=None, **options):
 @pytest.mark.parametrize("pad", [PAD, END])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_the_greedy_utterances_of_a_wrapper_are_those_of_an_utterance_actor(kind, pad):
-    lm, rows = tiny_lm(kind, seed=3), make_rows(40)
+    lm, rows = tiny_lm(kind, seed=3), games(40)
     wrapper, done = wrapper_of(lm, pad, {"pad_token_id": pad}), torch.arange(40)[:, None] < 10
     policy = WrapperActor(wrapper, CONTROL, K)
     out = policy(rows.clone().set("done", done).reshape(4, 10)).reshape(-1)
@@ -182,7 +161,7 @@ def test_a_wrapper_plays_and_has_the_log_probabilities_of_the_model():
 def test_log_probabilities_are_read_off_the_passes_that_sample(options):
     """But for guesses of several tokens a pass, of which some are kept: these take a further pass of the trunk."""
     lm, passes, guesses = tiny_lm(seed=3), [], "prompt_lookup_num_tokens" in options
-    rows = make_rows(6)[3:4] if guesses else make_rows(40)
+    rows = games(6)[3:4] if guesses else games(40)
     policy = WrapperActor(wrapper_of(lm, generate_kwargs=options), CONTROL, K)
     lm.transformer.register_forward_hook(lambda *args: passes.append(1))
     with torch.random.fork_rng():
@@ -229,7 +208,7 @@ class Engine(LLMWrapperBase):
 
 
 def test_an_engine_reads_rows_and_its_log_probabilities_are_kept():
-    engine, rows = Engine(), make_rows(3)
+    engine, rows = Engine(), games(3)
     out = WrapperActor(engine, CONTROL, K)(rows)
     assert engine.prompts == [row["tokens"][row["attention_mask"]].tolist() for row in rows]
     assert out["action"].tolist() == [[2, 3, END, *[PAD] * 3], [1, 2, 3, 4, 5, END], [4, 4, *[PAD] * 4]]

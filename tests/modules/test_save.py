@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from tests.modules.featured_rows import F, feature_rows
-from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, rows, tiny_lm
+from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
 from tests.processes import run
 from tests.text.test_hf_tokenizer import byte_level
 from torchrl_lang.modules import (
@@ -106,21 +106,6 @@ def greedy(lm, tokenizer, prompt):
     return action[: action.index(end) + 1][:8]
 
 
-@pytest.mark.parametrize("others", ["model of transformers", "notes below"])
-def test_files_of_others_are_not_lost(tmp_path, others):
-    folder = tmp_path / "model"
-    if others == "model of transformers":
-        tiny_lm("llama").save_pretrained(folder)
-    else:
-        save_language_model(folder, tiny_lm("llama"))
-        (folder / "notes").mkdir()
-        (folder / "notes" / "a.txt").write_text("of mine")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(FileExistsError, match="give another folder, or delete it"):
-        save_language_model(folder, tiny_lm("gpt2"))
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
 def test_a_saved_model_is_replaced_whole_and_a_link_stays_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "model").symlink_to("disk")
@@ -129,30 +114,6 @@ def test_a_saved_model_is_replaced_whole_and_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "model").is_symlink()
     assert load_language_model(tmp_path / "disk").lm.config.model_type == "gpt2"
     assert not (tmp_path / "disk" / "tokenizer.json").exists()
-
-
-class _Killed(BaseException):
-    """The process ends here."""
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize(
-    "step", ["transformers.PreTrainedModel.save_pretrained", "torchrl_lang._files.records.write_checksums"]
-)
-def test_what_stops_in_between_leaves_the_old_model_or_none(tmp_path, monkeypatch, step, existing):
-    def stop(*args, **kwargs):
-        raise _Killed
-
-    folder = tmp_path / "model"
-    if existing:
-        save_language_model(folder, tiny_lm("llama"))
-    with monkeypatch.context() as patch:
-        patch.setattr(step, stop)
-        with pytest.raises(_Killed):
-            save_language_model(folder, tiny_lm("gpt2"), tokenizer=TOKENIZER.config())
-    assert [path.name for path in tmp_path.iterdir()] == ["model"] * existing
-    if existing:
-        assert load_language_model(folder).lm.config.model_type == "llama"
 
 
 def test_what_cannot_be_saved(tmp_path):
@@ -171,25 +132,6 @@ def test_what_cannot_be_saved(tmp_path):
         with pytest.raises(ValueError, match=r"not finite.*not saved"):
             save_language_model(tmp_path / "model", lm, {"value": value})
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("kind", "head_kind"), [("gpt2", "mlp"), ("llama", "residual"), ("qwen2", "mlp")])
-def test_round_trip(tmp_path, kind, head_kind):
-    lm, (q, v) = tiny_lm(kind), heads(kind=head_kind)
-    actor = language_actor(lm, expose_pre_norm=True)
-    save_language_model(tmp_path / "new", actor, {"qvalue": q, "value": v}, tokenizer=TOKENIZER.config())
-    saved = load_language_model(tmp_path / "new")
-    assert CharTokenizer(saved.tokenizer["symbols"], saved.tokenizer["control"]).control == CONTROL
-
-    def said(lm, q, v):
-        actor = language_actor(lm, expose_pre_norm=True)
-        return UtteranceActor(actor, CONTROL, 5, guidance=ValueGuidance(q, v, beta=2.0, clip=0.0), seed=0)(rows())
-
-    first, second = said(lm, q, v), said(saved.lm, saved.heads["qvalue"], saved.heads["value"])
-    assert torch.equal(first["action"], second["action"])
-    torch.testing.assert_close(first["token_log_prob"], second["token_log_prob"])
-    tied = saved.lm.get_output_embeddings().weight is saved.lm.get_input_embeddings().weight
-    assert tied == (kind == "gpt2")
 
 
 @pytest.mark.parametrize("normalize", [False, True])

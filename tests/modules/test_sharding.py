@@ -10,11 +10,10 @@ import traceback
 import pytest
 import torch
 import torch.distributed as dist
-from tensordict import TensorDict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, rows
+from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, games, heads, rows
 from tests.processes import Program
 from torchrl_lang.modules import (
     FeatureEmbedding,
@@ -34,23 +33,12 @@ from torchrl_lang.transforms import frozen_copy
 K, CLOSE = 4, {"rtol": 1e-3, "atol": 2e-4}
 
 
-def games(n=8, width=14):
+def losses_read(n=8):
     """Rows with all that the losses read, of different lengths."""
-    g = torch.Generator().manual_seed(0)
-    attention = torch.arange(width) < torch.randint(6, width + 1, (n,), generator=g)[:, None]
-    # Utterances of at most K - 1 tokens: the actor's K-th would be the end.
-    agent = (torch.rand(n, width, generator=g) < 0.7) & attention & (torch.arange(width) % K > 0)
-    numbers = {key: torch.randn(n, width, generator=g) * agent for key in ("token_reward", "advantage", "value_target")}
-    games = TensorDict(
-        tokens=torch.randint(6, (n, width), generator=g).masked_fill(~attention, CONTROL.pad),
-        attention_mask=attention,
-        agent_mask=agent,
-        terminated=torch.arange(n)[:, None] % 2 == 0,
-        token_log_prob=-torch.rand(n, width, generator=g) * agent,
-        batch_size=[n],
-        **numbers,
-    )
-    return seen(games)
+    batch = games(n)
+    batch["terminated"] = torch.arange(n)[:, None] % 2 == 0
+    batch["advantage"] = batch["value_target"] = batch["token_reward"].sin()
+    return seen(batch)
 
 
 def tied_head(lm):
@@ -120,7 +108,7 @@ def whole(tensor):
 
 def train(optimizers, losses, twins, rank):
     """The mean of both processes' gradients is half of that of all rows."""
-    batch = games()
+    batch = losses_read()
     mine, expected = gradients(losses, optimizers[0], batch[rank::2]), gradients(twins, optimizers[1], batch)
     for name, grads in expected.items():
         for at, (found, grad) in enumerate(zip(mine[name], grads, strict=True)):
@@ -143,14 +131,14 @@ def act(policies, twins, rank):
         action = torch.tensor([0, 3, CONTROL.end_of_action, CONTROL.pad]).expand(3, K)
         log_prob, expected = (each.get_dist(batch).log_prob(action) for each in (policy, twin))
         torch.testing.assert_close(log_prob, expected, **CLOSE)
-    batch = games()[rank::2]
+    batch = losses_read()[rank::2]
     found, expected = (RowTokenActor(each[0]).get_dist(batch).entropy() for each in (policies, twins))
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
 def refuse(mesh):
     """What cannot work says so."""
-    batch, lm, tied = games(), model_of("gpt2"), model_of("gpt2")
+    batch, lm, tied = losses_read(), model_of("gpt2"), model_of("gpt2")
     policy, whole_actor = UtteranceActor(language_actor(lm), CONTROL, K), BCLoss(language_actor(tied))
     around = BCLoss(fully_shard(language_actor(model_of("gpt2")), mesh=mesh))
     fully_shard(lm, mesh=mesh, reshard_after_forward=True)

@@ -13,17 +13,17 @@ from torch import nn
 from tests.modules.toys import CONTROL, KINDS, sliding_lm, tiny_lm, use_exact_norms
 from torchrl_lang.modules import Trunk, UtteranceActor, language_actor, train_top_layers
 from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
-from torchrl_lang.modules.shared_prefix import shared_prefix
+from torchrl_lang.modules.row_groups import shared_prefix
 
 LENGTH = torch.tensor([20, 9, 13, 5, 20, 17, 9, 10])
 MASK = torch.arange(20) < LENGTH[:, None]
-prefix_module = importlib.import_module("torchrl_lang.modules.shared_prefix")
+prefix_module = importlib.import_module("torchrl_lang.modules.row_groups")
 
 
 @pytest.fixture
 def tokens(monkeypatch):
     """Two groups of rows that begin with nine tokens, of which one row ends there; and a shorter row."""
-    monkeypatch.setitem(prefix_module._CALL, "cpu", 4)
+    monkeypatch.setitem(prefix_module._CALL, "cpu", 2)
     tokens = torch.randint(6, (8, 20), generator=torch.Generator().manual_seed(1))
     tokens[:5, :9], tokens[5:, :9] = tokens[0, :9], tokens[5, :9]
     return tokens.masked_fill(~MASK, CONTROL.pad)
@@ -133,7 +133,7 @@ def test_where_it_does_not_apply(tokens):
     lm = tiny_lm("gpt2", layers=1)
     states = torch.vmap(lambda part: Trunk(lm.eval())(part), randomness="same")(tokens.reshape(2, 4, 20))
     torch.testing.assert_close(states.reshape(8, 20, -1)[MASK], Trunk(lm, share_prefixes=False)(tokens)[MASK])
-    prefix_module._CALL["cpu"] = 256
+    prefix_module._CALL["cpu"] = 128
     assert not shares(Trunk(lm))  # these rows are too few
 
 

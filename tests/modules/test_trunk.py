@@ -20,10 +20,10 @@ from transformers import GPT2Model
 from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm, without_blocks
 from torchrl_lang.modules import Trunk, causal_lm, language_actor
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.modules.length_groups import length_groups
+from torchrl_lang.modules.row_groups import length_groups
 from torchrl_lang.modules.trunk import trunk_module
 
-groups_module = importlib.import_module("torchrl_lang.modules.length_groups")
+groups_module = importlib.import_module("torchrl_lang.modules.row_groups")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +75,7 @@ def test_the_way_rows_are_read_changes_no_state_and_no_gradient(way, monkeypatch
 def test_rows_of_like_lengths_are_read_together(groups, widths, monkeypatch):
     monkeypatch.setitem(groups_module._CALL, "cpu", 1)
     lm, read = tiny_lm(layers=1), []
-    trunk = Trunk(lm, length_groups=groups)
+    trunk = Trunk(lm, length_groups=groups, share_prefixes=False)
     lm.transformer.h[0].register_forward_pre_hook(lambda block, inputs: read.append(inputs[0].shape[1]))
     length = torch.tensor([3, 12, 2, 11])
     trunk(torch.zeros(4, 12, dtype=torch.int64), torch.arange(12) < length[:, None])

@@ -100,6 +100,25 @@ def rows(n: int = 7, width: int = 20, longest: int = 12, seed: int = 0) -> Tenso
     return TensorDict(tokens=tokens, attention_mask=attention_mask, batch_size=[n])
 
 
+def games(n: int = 6, width: int = 12, seed: int = 0) -> TensorDict:
+    """Ragged rows of letters; everybody speaks now and then, the agent ends after at most three tokens."""
+    g = torch.Generator().manual_seed(seed)
+    length = torch.randint(5, width + 1, (n,), generator=g)
+    attention = torch.arange(width) < length[:, None]
+    agent = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0]).bool()[:width] & attention
+    tokens = torch.randint(6, (n, width), generator=g)
+    tokens[:, [2, 7, 10]] = CONTROL.end_of_action
+    return TensorDict(
+        tokens=tokens.masked_fill(~attention, CONTROL.pad),
+        attention_mask=attention,
+        agent_mask=agent,
+        token_reward=torch.randn(n, width, generator=g) * agent,
+        token_log_prob=-1.5 * torch.rand(n, width, generator=g) * agent,
+        advantage=torch.randn(n, 1, 1, generator=g),
+        batch_size=[n],
+    )
+
+
 @torch.no_grad()
 def of_linears(head, *linears: tuple[torch.Tensor, ...]):
     """The head with ``(weight, bias, weight, bias)`` of each network's two linear layers."""

@@ -12,8 +12,8 @@ from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_buffer
 from torchrl_lang.evaluation import imitation_loss, read_columns, value_report
 from torchrl_lang.modules import language_actor
-from torchrl_lang.modules.frozen import states_of_rows
-from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
+from torchrl_lang.modules.frozen import lower_layers
+from torchrl_lang.modules.frozen.lower_layers import StatesOfRows
 from torchrl_lang.recipes import algorithms, offline
 from torchrl_lang.recipes import runs as training_loop
 from torchrl_lang.recipes.algorithms import BC, ILQL
@@ -174,9 +174,9 @@ def test_the_saved_model_is_the_average_of_the_steps(walks, monkeypatch):
 
 
 def test_states_that_one_training_hands_on_to_the_next_change_no_weight(walks, tmp_path, monkeypatch):
-    computed, real = [], states_of_rows.with_frozen_states
+    computed, real = [], lower_layers.with_frozen_states
     monkeypatch.setattr(
-        states_of_rows, "with_frozen_states", lambda *args, **limit: computed.append(args) or real(*args, **limit)
+        lower_layers, "with_frozen_states", lambda *args, **limit: computed.append(args) or real(*args, **limit)
     )
 
     def trained(name, states):

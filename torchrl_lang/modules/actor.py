@@ -17,7 +17,7 @@ from torch.distributions import Categorical
 
 from torchrl_lang._checks import no_tokenizer, refuse_wrapper
 from torchrl_lang.modules.features import FeatureEmbedding
-from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module, unwrapped
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, first_trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def split_actor(actor: ProbabilisticTensorDictSequential, hidden: NestedKey = HI
     if key != LOGITS:
         before = [_renamed(module, key) for module in before]
     head = before[border:]
-    return ActorParts(_joined(before[:border]), _joined(head) if head else None, prob)
+    return ActorParts(joined(before[:border]), joined(head) if head else None, prob)
 
 
 def _renamed(module: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:
@@ -180,7 +180,8 @@ def vocabulary_size(parts: ActorParts) -> int | None:
     return getattr(getattr(parts.head, "module", None), "out_features", None)
 
 
-def _joined(modules: list[TensorDictModuleBase]) -> TensorDictModuleBase:
+def joined(modules: list[TensorDictModuleBase]) -> TensorDictModuleBase:
+    """One module that runs these in turn."""
     return modules[0] if len(modules) == 1 else TensorDictSequential(*modules)
 
 
@@ -223,7 +224,7 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
         >>> actor.get_dist(rows).logits.shape
         torch.Size([2, 6, 11])
     """
-    trunk = next((part for part in actor.modules() if isinstance(part, Trunk)), None)  # an actor's own is the first
+    trunk = first_trunk(actor)
     if trunk is None:
         raise ValueError("Only the Trunk of a Hugging Face model reads features: use language_actor().")
     if embedding is not None and not embedding.positions:
@@ -233,14 +234,9 @@ def with_features(actor: Actor, embedding: FeatureEmbedding | None) -> Actor:
     trunk.features = None if embedding is None else embedding.to(trunk.model.get_input_embeddings().weight.device)
     for module in actor.modules():
         if isinstance(module, TensorDictModuleBase) and TOKENS in module.in_keys:
-            _name_keys(module)
+            keys = [key for key in module.in_keys if key not in (FEATURES, FEATURES_MASK)]
+            if any(isinstance(part, Trunk) and part.features is not None for part in module.modules()):
+                place = keys.index(ATTENTION_MASK) + 1
+                keys[place:place] = [FEATURES, FEATURES_MASK]
+            module.in_keys = keys
     return actor
-
-
-def _name_keys(module: TensorDictModuleBase) -> None:
-    """Let ``in_keys`` name the features where a trunk within reads them."""
-    keys = [key for key in module.in_keys if key not in (FEATURES, FEATURES_MASK)]
-    if any(isinstance(part, Trunk) and part.features is not None for part in module.modules()):
-        place = keys.index(ATTENTION_MASK) + 1
-        keys[place:place] = [FEATURES, FEATURES_MASK]
-    module.in_keys = keys

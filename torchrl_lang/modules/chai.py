@@ -297,9 +297,7 @@ class CHAIActor(TensorDictModuleBase):
             values = self._values(rows[active][:, :longest], length[active], action, own)
             choice[active] = values.argmax(-1)
         found = drawn.select(torch.arange(len(choice), device=choice.device) * self.candidates + choice)
-        tensordict.set(ACTION, found.action.reshape(*batch, -1))
-        tensordict.set(TOKEN_LOG_PROB, found.token_log_prob.reshape(*batch, -1))
-        return tensordict.set(ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(batch))
+        return found.write(tensordict)
 
     def _values(self, tokens: Tensor, length: Tensor, action: Tensor, row_features: RowFeatures | None) -> Tensor:
         """``min_k Q_k`` of candidates, ``[N, C]``."""

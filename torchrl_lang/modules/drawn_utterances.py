@@ -13,18 +13,7 @@ from torchrl_lang._checks import Count, checked
 from torchrl_lang.functional.decisions import utterance_states
 from torchrl_lang.modules.chai import check_sampling_policy
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
-from torchrl_lang.schema import (
-    ACTION,
-    AGENT_MASK,
-    ATTENTION_MASK,
-    DRAWN,
-    TERMINATED,
-    TOKEN_LOG_PROB,
-    TOKEN_REWARD,
-    TOKENS,
-    entry,
-    find_entry,
-)
+from torchrl_lang.schema import ACTION, AGENT_MASK, ATTENTION_MASK, TERMINATED, TOKEN_LOG_PROB, TOKENS, entry
 
 
 @torch.no_grad()
@@ -95,10 +84,10 @@ def draw_utterances(
         TOKENS: given.scatter(-1, at, action.masked_fill(~real, decoder.control.pad)),
         ATTENTION_MASK: before | agent,
         AGENT_MASK: agent,
-        TOKEN_REWARD: none,
+        schema.TOKEN_REWARD: none,
         TOKEN_LOG_PROB: none.scatter(-1, at, log_prob.masked_fill(~real, 0).to(none.dtype)),
         TERMINATED: once,  # nothing is read behind the utterance
-        DRAWN: once.clone(),
+        schema.DRAWN: once.clone(),
     }
     if own is not None:
         entries |= own.entries()
@@ -128,9 +117,11 @@ def with_drawn(rows: TensorDictBase, drawn: TensorDictBase) -> TensorDictBase:
         >>> with_drawn(rows, draw_utterances(policy, rows))["drawn"].squeeze(-1)
         tensor([False,  True,  True])
     """
-    find_entry("with_drawn", DRAWN, "The rows of draw_utterances come second, after those that were played.", drawn)
+    schema.find_entry(
+        "with_drawn", schema.DRAWN, "The rows of draw_utterances come second, after those that were played.", drawn
+    )
     played = rows.select(*(key for key in drawn.keys() if key in rows.keys()))
-    played.set(DRAWN, torch.zeros_like(played.get(TERMINATED)))
+    played.set(schema.DRAWN, torch.zeros_like(played.get(TERMINATED)))
     return joined_rows([played, drawn.select(*played.keys())])
 
 

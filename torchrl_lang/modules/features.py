@@ -122,10 +122,6 @@ class RowFeatures(NamedTuple):
             return torch.zeros_like(self.mask[:, :1].any(-1))
         return (self.values == other.values).flatten(1).all(-1) & (self.mask == other.mask).all(-1)
 
-    def of_tokens(self, states: Tensor) -> Tensor:
-        """The states of the tokens among those of all places, ``[N, P + T, H] -> [N, T, H]``."""
-        return behind(states, self.number, states.shape[1] - self.places)
-
 
 class FeatureEmbedding(nn.Module):
     """Projects the features of a row, ``features`` ``[*B, P, F]``, to embeddings that a model reads before the tokens.

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.linear import LinearTerm, linear_cross_entropy, linear_margin
-from torchrl_lang.modules.sharding import whole_weight
+from torchrl_lang.modules.sharding import whole_tensor, whole_weight
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
 if TYPE_CHECKING:
@@ -432,8 +431,8 @@ class TiedQValueHead(ActionValueHead):
         with torch.no_grad():  # initial values have the same variance as with an own row per token
             wide = torch.promote_types(weight.dtype, torch.float32)
             norm = torch.linalg.vector_norm(weight, dtype=wide) / max(weight.shape[0], 1) ** 0.5
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            self.out_weight[:, :-1] /= torch.where(norm > 0, norm, 1).to(self.out_weight.device)
+            norm = whole_tensor(norm).to(self.out_weight.device)
+            self.out_weight[:, :-1] /= torch.where(norm > 0, norm, 1)
             self.out_weight[:, -1] = 0.0
 
     @property

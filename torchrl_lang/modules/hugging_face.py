@@ -185,9 +185,10 @@ def merged_copy(lm: PreTrainedModel) -> PreTrainedModel:
     """
     if not any(is_adapter(module) for module in lm.modules()):
         return lm
-    lm = deepcopy(lm)
+    lm, merged = deepcopy(lm), list[str]()
     for name, module in list(lm.named_modules(remove_duplicate=False)):
-        if is_adapter(module) and _is_outermost(lm, name):
+        if is_adapter(module) and not name.startswith(tuple(merged)):  # adapters within go with the outer one
+            merged.append(f"{name}.")
             parent, _, last = name.rpartition(".")
             setattr(lm.get_submodule(parent), last, _merged(module))
     lm._hf_peft_config_loaded = False
@@ -197,16 +198,6 @@ def merged_copy(lm: PreTrainedModel) -> PreTrainedModel:
     if embeddings[0].weight is not getattr(embeddings[1], "weight", None):
         lm.config.tie_word_embeddings = False
     return lm
-
-
-def _is_outermost(lm: nn.Module, name: str) -> bool:
-    """Whether the module is still part of the model and not inside another PEFT module."""
-    module: nn.Module = lm
-    for part in name.split("."):
-        if is_adapter(module) or not hasattr(module, part):
-            return False
-        module = getattr(module, part)
-    return True
 
 
 def _merged(layer: Any) -> nn.Module:

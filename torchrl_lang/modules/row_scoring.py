@@ -10,6 +10,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_lang import schema
 from torchrl_lang.functional import categorical_entropy, decision_mask, shift_left
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
@@ -19,16 +20,7 @@ from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.features import RowFeatures, reads_features
 from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    FEATURES,
-    FEATURES_MASK,
-    FROZEN_STATES,
-    TOKENS,
-    entry,
-    refuse_steps,
-)
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS, entry
 
 
 @dataclass
@@ -53,7 +45,7 @@ class DecisionBatch:
     @staticmethod
     def read(tensordict: TensorDictBase) -> DecisionBatch:
         """The decisions of the rows in ``tensordict``; a ValueError if it holds steps of a rollout."""
-        refuse_steps(tensordict)
+        schema.refuse_steps(tensordict)
         tokens, attention, agent_mask = (entry(tensordict, key) for key in (TOKENS, ATTENTION_MASK, AGENT_MASK))
         shape = tokens.shape
         tokens, attention, agent_mask = (x.reshape(-1, shape[-1]) for x in (tokens, attention, agent_mask))
@@ -61,7 +53,7 @@ class DecisionBatch:
         tokens, attention, agent_mask = (x[:, :width] for x in (tokens.long(), attention, agent_mask))
         place = decision_mask(agent_mask).flatten().nonzero().squeeze(-1)
         action = shift_left(tokens).flatten()[place]
-        rows = tensordict.select(TOKENS, FEATURES, FEATURES_MASK, FROZEN_STATES, strict=False)
+        rows = tensordict.select(TOKENS, schema.FEATURES, schema.FEATURES_MASK, schema.FROZEN_STATES, strict=False)
         return DecisionBatch(tokens, attention, place, action, agent_mask, shape, rows)
 
     @property
@@ -151,7 +143,7 @@ class RowScorer:
         trunk = self.actor_parts.trunk
         value_trunk = None if self.decoder is None else self.decoder.value_trunk
         features = batch.features if reads_features(trunk) or reads_features(value_trunk) else None
-        frozen = batch.rows.get(FROZEN_STATES, None)
+        frozen = batch.rows.get(schema.FROZEN_STATES, None)
         rows = (batch.tokens, batch.attention_mask, features, None if frozen is None else frozen.reshape(-1))
         states = read_rows(trunk, *rows)
         value: States = {}

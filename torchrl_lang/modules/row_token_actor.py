@@ -222,13 +222,11 @@ class WrapperActor(TensorDictModuleBase):
         *batch, width = tokens.shape
         rows = TensorDict(tokens=tokens.reshape(-1, width).long(), attention_mask=attention_mask.reshape(-1, width))
         done = tensordict.get(schema.DONE, torch.zeros(batch, dtype=torch.bool, device=tokens.device)).reshape(-1)
-        action, log_prob, *_ = Utterances.empty(len(done), self.action_length, self.control, tokens.device)
+        found = Utterances.empty(len(done), self.action_length, self.control, tokens.device)
         if not done.all():
             with eval_mode(self):
-                action[~done], log_prob[~done] = self._write(rows.auto_batch_size_(1)[~done])
-        tensordict.set(schema.ACTION, action.reshape(*batch, self.action_length))
-        tensordict.set(TOKEN_LOG_PROB, log_prob.reshape(*batch, self.action_length))
-        return tensordict.set(schema.ACTION_LOG_PROB, log_prob.sum(-1).reshape(batch))
+                found.action[~done], found.token_log_prob[~done] = self._write(rows.auto_batch_size_(1)[~done])
+        return found.write(tensordict)
 
     def _write(self, rows: TensorDictBase) -> tuple[Tensor, Tensor]:
         """The utterances after rows ``[n]``, int64 ``[n, K]``, and their log-probabilities, float32 ``[n, K]``."""

@@ -464,7 +464,8 @@ def _describe_guidance(
     if trunk is None:
         raise ValueError(f"The values' own trunk is a {type(guidance.value_trunk).__name__}: only a Trunk is saved.")
     # The model's head is the layer that reads the states, if one does.
-    head: Any = guidance.qvalue.head if by_likelihood else own_head(guidance.qvalue)
+    values: Any = guidance.qvalue
+    head: Any = values[0] if by_likelihood else own_head(values)
     layer = head.module if by_likelihood else None
     if isinstance(head, TiedQValueHead) and head.embedding is not trunk.model.get_input_embeddings():
         layer = head.embedding
@@ -541,41 +542,31 @@ def _card(
     given = ", ".join(f'"{name}": …' for name in custom)
     heads = f", heads={{{given}}}" if custom else ""
     messages = '[{"role": "user", "content": "…"}]' if has_chat else '"…"'
-    ours = ["from torchrl_lang.modules import load_agent", "", f'agent = load_agent("this folder"{heads})']
-    ours += [f"print(agent.reply({messages}))"]
+    ours = f'from torchrl_lang.modules import load_agent\n\nagent = load_agent("this folder"{heads})\n'
     theirs = f'from transformers import pipeline\n\nprint(pipeline("text-generation", "this folder")({messages}))'
-    alone = "`transformers` alone generates with the language model" + (
-        ", without the values that guide it:" if agent.guidance else ":"
-    )
+    unguided = ", without the values that guide it" if agent.guidance else ""
     left_out = {"forbidden", "vocab_size", "diagnostics"}
     if agent.decoding["method"] in ("sample", "greedy"):  # which rank nothing
         left_out |= {"beams", "candidates", "advantage_weight", "end_value_weight", "log_prob_weight"}
     decoding = {key: value for key, value in agent.decoding.items() if key not in left_out}
     settings = {**decoding, "action_length": agent.action_length, "stop": agent.stop, "guidance": agent.guidance}
-    packages = ("torch", "torchrl", "tensordict", "transformers")
+    versions = [f"{package} {version(package)}" for package in ("torch", "torchrl", "tensordict", "transformers")]
     parts = [
         f"---\n{header.to_yaml()}\n---",
         f"# Agent for {name}",
         "A language model with the tokenizer, row format, value heads (if it has some) and decoding options of its "
         f"training by reinforcement learning{f' from {base_model}' if base_model else ''}.",
-        "## Use\n\n" + _code("\n".join(ours)),
+        "## Use\n\n" + _code(f"{ours}print(agent.reply({messages}))"),
         f"An answer has at most {agent.action_length} tokens, its end included; longer ones are cut there.",
-        *([f"{alone}\n\n{_code(theirs)}"] if has_chat else []),
+        has_chat and f"`transformers` alone generates with the language model{unguided}:\n\n{_code(theirs)}",
         _section("Decoding", {key: value for key, value in settings.items() if value not in (None, False, 0)}),
+        task and _section("Task", {key: _without_folder(value) for key, value in task.items()}),
+        data is not None and f"## Data\n\n{data}",
+        command is not None and f"## Training\n\n{_code(command, 'bash')}",
+        results and "## Evaluation\n\n" + _table(results),
+        f"Written with {', '.join([f'torchrl_lang {__version__}', *versions])}.",
     ]
-    if task:
-        parts.append(_section("Task", {key: _without_folder(value) for key, value in task.items()}))
-    if data is not None:
-        parts.append(f"## Data\n\n{data}")
-    if command is not None:
-        parts.append(f"## Training\n\n{_code(command, 'bash')}")
-    if results:
-        head = list(results[0])
-        lines = [head, ["---"] * len(head), *([str(row[key]) for key in head] for row in results)]
-        parts.append("## Evaluation\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
-    versions = [f"torchrl_lang {__version__}", *(f"{package} {version(package)}" for package in packages)]
-    parts.append(f"Written with {', '.join(versions)}.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(str(part) for part in parts if part) + "\n"
 
 
 def _figure(value: Any) -> Any:
@@ -592,6 +583,12 @@ def _without_folder(value: Any) -> Any:
 
 def _code(text: str, language: str = "python") -> str:
     return f"```{language}\n{text}\n```"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *([str(row[key]) for key in head] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _section(title: str, entries: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -119,11 +119,9 @@ def any_sharded() -> bool:
     return bool(_models)
 
 
-@contextmanager
-def all_gathered() -> Iterator[None]:
+def all_gathered() -> AbstractContextManager[None]:
     """Gather those models, see :func:`gathered`, so that one process may run them without the others."""
-    with gathered(list(_models)) if _models else nullcontext():
-        yield
+    return gathered(list(_models))
 
 
 def unshard(*, keep: bool) -> None:

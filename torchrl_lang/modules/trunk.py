@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures
+from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures, behind
 from torchrl_lang.modules.frozen.frozen_states import frozen_blocks, lower_part, states_name, upper_part
 from torchrl_lang.modules.hugging_face import (
     FINAL_NORMS,
@@ -24,10 +24,9 @@ from torchrl_lang.modules.hugging_face import (
     depends_on_length,
     eval_mode,
 )
-from torchrl_lang.modules.length_groups import equal_groups, in_groups
-from torchrl_lang.modules.length_groups import length_groups as best_groups
+from torchrl_lang.modules.row_groups import SharedPrefix, equal_groups, in_groups, shared_prefix
+from torchrl_lang.modules.row_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
-from torchrl_lang.modules.shared_prefix import SharedPrefix, shared_prefix
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, FROZEN_STATES, TOKENS
 
 if TYPE_CHECKING:
@@ -56,11 +55,11 @@ class Trunk(nn.Module):
         expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
         length_groups: run the rows of a batch in groups of similar length, each trimmed to its longest row, to compute
             less on padding; the states are the same. ``"auto"`` finds the cheapest groups, see
-            :func:`~torchrl_lang.modules.length_groups.length_groups`; a number makes that many of equal size; 1 runs
+            :func:`~torchrl_lang.modules.row_groups.length_groups`; a number makes that many of equal size; 1 runs
             all rows together. Groups need an attention mask, and synchronize with the device to read the lengths. Under
             ``torch.compile`` of a caller ``"auto"`` is 1; any number is for a sharded model and under ``torch.vmap``.
         share_prefixes: where it saves enough, read tokens once that several rows begin with, such as instructions, see
-            :func:`~torchrl_lang.modules.shared_prefix.shared_prefix`; states and gradients are the same. Off for models
+            :func:`~torchrl_lang.modules.row_groups.shared_prefix`; states and gradients are the same. Off for models
             that cannot read rows in chunks or apply dropout, that are sharded or compiled, for rows with
             features, with gradient checkpointing, and where rotary positions depend on the length of the rows.
 
@@ -330,7 +329,7 @@ class Trunk(nn.Module):
             # Without a mask transformers would take repeated positions for the beginnings of further rows.
             options = {"position_ids": positions, "attention_mask": torch.ones_like(positions, dtype=torch.bool)}
         states = self.states(tokens, features=features, use_cache=False, **options)
-        return tuple(features.of_tokens(state) for state in states)
+        return tuple(behind(state, features.number, tokens.shape[-1]) for state in states)
 
     def _grouped(
         self, tokens: Tensor, length: Tensor | None, read: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
@@ -445,6 +444,11 @@ def trunk_of(module: nn.Module | None) -> Trunk | None:
     """The trunk that a module of tensordicts wraps; None if it wraps something else."""
     trunk = getattr(module, "module", None)
     return trunk if isinstance(trunk, Trunk) else None
+
+
+def first_trunk(module: nn.Module) -> Trunk | None:
+    """The first trunk of an actor or of a loss with one: an actor's own."""
+    return next((child for child in module.modules() if isinstance(child, Trunk)), None)
 
 
 def trunk_module(trunk: Trunk) -> TensorDictModule:

@@ -19,7 +19,7 @@ from torchrl_lang import _ranks
 from torchrl_lang._files import file_digest
 from torchrl_lang.data import RowDataset, best_rows, load_dataset, row_buffer
 from torchrl_lang.modules import with_frozen_states
-from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
+from torchrl_lang.modules.frozen.lower_layers import StatesOfRows
 from torchrl_lang.recipes.algorithms.offline import OfflineOptions
 from torchrl_lang.recipes.datasets import dialogue_dataset, open_task
 from torchrl_lang.recipes.runs import open_run, train_and_evaluate

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,13 +215,8 @@ class PlainTextEncoder:
         Raises:
             ValueError: the text still encodes to an added token.
         """
-        marker = self._special_marker if only_special else self._marker
         refused = self._special_ids if only_special else self._marker_ids
-        ids, start = [], 0
-        for match in marker.finditer(text):
-            ids += self.following(text[start : match.start() + 1])
-            start = match.start() + 1
-        ids += self.following(text[start:])
+        ids = [index for part in self._parts(text, only_special) for index in self.following(part)]
         if found := refused.intersection(ids):
             names = " ".join(sorted(str(self._backend.id_to_token(index)) for index in found))
             raise ValueError(f"The plain text {shorten(text)} encodes to the added token {names}.")
@@ -229,8 +224,13 @@ class PlainTextEncoder:
 
     def cut(self, text: str, *, only_special: bool = False) -> str:
         """A text with a mark in every name of an added token, see :meth:`encode`, for :meth:`encode_cut`."""
+        return _CUT.join(self._parts(text, only_special))
+
+    def _parts(self, text: str, only_special: bool) -> list[str]:
+        """A text, cut behind the first character of every name of an added token."""
         marker = self._special_marker if only_special else self._marker
-        return marker.sub(lambda match: f"{match[0][0]}{_CUT}{match[0][1:]}", text)
+        cuts = [0, *(match.start() + 1 for match in marker.finditer(text)), len(text)]
+        return [text[begin:end] for begin, end in pairwise(cuts)]
 
     def encode_cut(self, text: str) -> list[int]:
         """Ids of a text whose parts are encoded each by itself where it has a mark; other names become their tokens."""

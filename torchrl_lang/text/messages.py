@@ -124,9 +124,8 @@ def encode_dialogue(dialogue: Dialogue, tokenizer: Tokenizer, *, tools: Sequence
     if episode.turns and episode.turns[-1].by_agent:
         raise ValueError(f"The last of the {len(dialogue)} messages is the agent's: give the user's answer to it, too.")
     if isinstance(tokenizer, ChatTokenizer) and episode.turns:
-        has_gaps = len(plain_messages(episode.turns)) > len(
-            episode.turns
-        )  # rows have an empty message of the user there
+        # Rows have an empty message of the user where utterances follow each other.
+        has_gaps = len(plain_messages(episode.turns)) > len(episode.turns)
         if has_gaps or tokenizer.row_format.rewrites:
             prompt = tokenizer.encode_prompt(to_messages(episode))
             episode = replace(episode, turns=[Turn("", tokens=tuple(prompt))])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -181,15 +181,11 @@ def parts_of(episode: Episode, tokenizer: Tokenizer) -> list[Episode]:
         exact = next((turn.tokens for turn in turns[: mine[0]] if turn.tokens is not None), None)
         ids = exact if index == mine[0] and exact else tokenizer.encode_prompt(plain_messages(turns[:index]))
         to_go = sum(turn.reward or 0.0 for turn in turns[index:])
-        ends: Any = {"terminated": episode.terminated or not is_last, "truncated": episode.truncated and is_last}
-        rest = turns[index + 1 :] if is_last else ()
-        parts.append(
-            Episode(
-                [Turn("", tokens=tuple(ids)), replace(turns[index], reward=to_go), *rest],
-                **ends,
-                cut=episode.cut and is_last,
-            )
-        )
+        own = [Turn("", tokens=tuple(ids)), replace(turns[index], reward=to_go)]
+        if is_last:
+            parts.append(replace(episode, turns=[*own, *turns[index + 1 :]]))
+        else:
+            parts.append(Episode(own, terminated=True))
     return parts
 
 
@@ -238,7 +234,12 @@ def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenRe
                 raise ValueError(f"A turn has the reward {earned} but no token of the agent to place it on.")
             reward[-1 - written[::-1].index(True)] = earned
     if token_reward is not None:
-        reward = _add(reward, token_reward(tokens), agent)
+        more = token_reward(tokens)
+        if len(more) != len(tokens):
+            raise ValueError(
+                f"token_reward returned {len(more)} rewards for {len(tokens)} tokens: return one for each."
+            )
+        reward = [r + float(m) if own else r for r, m, own in zip(reward, more, agent, strict=True)]
     return EncodedEpisode(tokens, agent, reward, episode.terminated, episode.truncated)
 
 
@@ -273,12 +274,6 @@ def _encode(turn: Turn, tokenizer: Tokenizer) -> list[int]:
     if bad := sorted(set(ids).intersection(forbidden)):
         raise ValueError(f"The control tokens {bad} are not allowed in a turn, {shorten(turn.text)} contains them.")
     return ids
-
-
-def _add(reward: list[float], extra: Sequence[float], agent: list[bool]) -> list[float]:
-    if len(extra) != len(reward):
-        raise ValueError(f"token_reward returned {len(extra)} rewards for {len(reward)} tokens: return one per token.")
-    return [r + float(e) if mine else r for r, e, mine in zip(reward, extra, agent, strict=True)]
 
 
 def fits(encoded: EncodedEpisode, row_length: int) -> bool:

@@ -99,7 +99,7 @@ class Decoder(nn.Module):
         active = None if done is None or not bool(done.any()) else ~done.reshape(n)
         empty = Utterances.empty(n * candidates, self.action_length, self.control, device)
         if n == 0 or (active is not None and not bool(active.any())):
-            with gathered(self._sharded):  # other processes may have rows
+            with gathered(self.sharded):  # other processes may have rows
                 return empty
         with torch.no_grad(), eval_mode(self):
             transcripts = None if prefix_cache is None else self._cached_rows(prefix_cache, tokens, length, features)
@@ -110,7 +110,7 @@ class Decoder(nn.Module):
             own = None if features is None else features.select(rows)
             prompt = self.prompt(tokens[rows], length[rows], own)
             uniform = None if uniform is None else uniform[rows].flatten(0, 1)
-            with gathered(self._sharded):
+            with gathered(self.sharded):
                 generated = self._decode(prompt, method, uniform, candidates, transcripts)
         if prefix_cache is not None:
             prefix_cache.transcripts = transcripts
@@ -160,14 +160,9 @@ class Decoder(nn.Module):
         return split_actor(self.actor)
 
     @property
-    def _sharded(self) -> list[nn.Module]:
-        """Sharded language models of all trunks."""
+    def sharded(self) -> list[nn.Module]:
+        """The language models of all trunks whose weights are sharded over processes."""
         return [trunk.sharded_root for trunk in self._trunks if trunk.sharded_root is not None]
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether a model's weights are sharded over processes."""
-        return bool(self._sharded)
 
     @property
     def _trunks(self) -> list[Trunk]:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.precision import upcast_half
-from torchrl_lang.modules.actor import LOGITS, split_actor
+from torchrl_lang.modules.actor import LOGITS, joined, split_actor
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, apply_head, check_writes
 from torchrl_lang.modules.heads import ActionValueHead
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
@@ -224,7 +223,8 @@ class LikelihoodGuidance(ValueGuidance):
 
     def __init__(self, model: ProbabilisticTensorDictSequential, *, beta: float, ratio: bool = False) -> None:
         trunk, head, _ = split_actor(model)
-        super().__init__(TokenProbabilities(head), beta=beta, value_trunk=trunk)
+        values = TensorDictModule(_probabilities, in_keys=[LOGITS], out_keys=[ACTION_VALUE])
+        super().__init__(joined([values] if head is None else [head, values]), beta=beta, value_trunk=trunk)
         self.ratio = ratio
 
     def forward(self, hidden: Tensor, hidden_pre_norm: Tensor | None = None) -> Tensor:
@@ -246,15 +246,6 @@ class LikelihoodGuidance(ValueGuidance):
         return term if tokens is None else term.gather(-1, tokens)
 
 
-class TokenProbabilities(TensorDictModuleBase):
-    """Computes ``action_value`` ``[N, 1, V]``, the probability of every next token, from the states of a trunk."""
-
-    def __init__(self, head: TensorDictModuleBase | None) -> None:
-        super().__init__()
-        self.head = head
-        self.in_keys, self.out_keys = [LOGITS] if head is None else list(head.in_keys), [ACTION_VALUE]
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``action_value``."""
-        logits = (tensordict if self.head is None else self.head(tensordict)).get(LOGITS)
-        return tensordict.set(ACTION_VALUE, upcast_half(logits).softmax(-1).unsqueeze(-2))
+def _probabilities(logits: Tensor) -> Tensor:
+    """The probability of every next token as the values of one head, ``[N, V] -> [N, 1, V]``."""
+    return upcast_half(logits).softmax(-1).unsqueeze(-2)

@@ -17,7 +17,7 @@ from torchrl_lang.modules.decoding.guidance import VALUE_STATES
 from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.features import RowFeatures, reads_features, take
 from torchrl_lang.modules.head_values import States, apply_head
-from torchrl_lang.modules.shared_prefix import shared_prefix
+from torchrl_lang.modules.row_groups import shared_prefix
 from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
 

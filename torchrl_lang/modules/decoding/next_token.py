@@ -158,8 +158,6 @@ class StopStrings:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Whether utterances without padding, int64 ``[N, L]``, now contain a text near their end, bool ``[N]``."""
-        return torch.tensor([self._stops(ids) for ids in tokens.tolist()], dtype=torch.bool, device=tokens.device)
-
-    def _stops(self, ids: list[int]) -> bool:
-        written = decode_action(self.tokenizer, ids[-self._window :])
-        return any(text in written for text in self.texts)
+        written = [decode_action(self.tokenizer, ids[-self._window :]) for ids in tokens.tolist()]
+        found = [any(text in end for text in self.texts) for end in written]
+        return torch.tensor(found, dtype=torch.bool, device=tokens.device)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.features import RowFeatures
+from torchrl_lang.modules.sharding import local_part
 from torchrl_lang.modules.trunk import Trunk
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class WeightSnapshot:
 
 def _tensors(modules: Sequence[nn.Module]) -> list[Tensor]:
     """Parameters and buffers, for sharded ones the local part; a module that occurs twice is read once."""
-    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [local_part(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())]
 
 
 def _facts(modules: Sequence[nn.Module], tensors: Sequence[Tensor]) -> list[Any]:

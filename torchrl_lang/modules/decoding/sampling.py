@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional import categorical_entropy
@@ -14,7 +15,7 @@ from torchrl_lang.modules.decoding.next_token import NextTokenDistribution, Stop
 from torchrl_lang.modules.decoding.prefix_cache import compaction
 from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.head_values import STATE_VALUE, States, apply_head
-from torchrl_lang.schema import ControlTokens
+from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, TOKEN_LOG_PROB, TOKENS, ControlTokens
 
 
 class Prompt(NamedTuple):
@@ -61,6 +62,14 @@ class Utterances(NamedTuple):
     def select(self, rows: Tensor) -> Utterances:
         """The rows ``rows``, int64 ``[M]``, in this order."""
         return Utterances(*(values.index_select(0, rows) for values in self))
+
+    def write(self, tensordict: TensorDictBase, keys: Iterable[str] = (ACTION, TOKEN_LOG_PROB)) -> TensorDictBase:
+        """Write these entries and the log-probability of each utterance into rows ``[*B]``."""
+        batch = tensordict.get(TOKENS).shape[:-1]
+        for key in keys:
+            value = getattr(self, key)
+            tensordict.set(key, value.reshape(*batch, value.shape[-1]))
+        return tensordict.set(ACTION_LOG_PROB, self.token_log_prob.sum(-1).reshape(batch))
 
     def place(self, rows: Tensor, other: Utterances) -> Utterances:
         """A copy with ``other`` at the rows ``rows``, int64 ``[M]``."""

@@ -62,7 +62,7 @@ class UtteranceDistribution(Distribution):
         super().__init__(tokens.shape[:-1], torch.Size([decoder.action_length]), validate_args=False)
         self.decoder, self._mode, self._features = decoder, mode, features
         self.tokens, self.attention_mask = tokens, attention_mask
-        self._weights = [] if decoder.is_sharded else _tensors(decoder)
+        self._weights = [] if decoder.sharded else _tensors(decoder)
 
     def token_log_prob(self, action: Tensor) -> Tensor:
         """Log-probability of each token, int64 ``[*S, *B, K] -> [*S, *B, K]``, where ``S`` are sample dimensions.
@@ -352,10 +352,7 @@ class UtteranceActor(TensorDictModuleBase):
         features = self.decoder.features(type(self).__name__, tensordict, tokens.shape[:-1])
         options = {"done": tensordict.get(DONE, None), "features": features, "prefix_cache": self._prefix_cache}
         found = self.decoder.generate(tokens, attention_mask, method=method, **options)
-        shape = (*tokens.shape[:-1], found.action.shape[-1])
-        for key in self._per_token:  # named as the entries of Utterances
-            tensordict.set(key, getattr(found, key).reshape(shape))
-        return tensordict.set(schema.ACTION_LOG_PROB, found.token_log_prob.sum(-1).reshape(tokens.shape[:-1]))
+        return found.write(tensordict, self._per_token)
 
     def forget(self) -> None:
         """Free the cached keys and values; the next call reads its rows from the beginning."""

@@ -18,7 +18,7 @@ from torchrl_lang.modules import (
     with_frozen_states,
 )
 from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
-from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
+from torchrl_lang.modules.frozen.lower_layers import StatesOfRows, transformer_blocks
 from torchrl_lang.modules.privileged_trunk import PrivilegedTrunk
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.schema import FROZEN_STATES, PRIVILEGED
@@ -120,7 +120,7 @@ def test_a_model_that_adds_positions_in_a_way_of_its_own_is_left_as_it_is():
 
 
 def test_a_frozen_trunk_shares_what_rows_begin_with(monkeypatch):
-    monkeypatch.setitem(importlib.import_module("torchrl_lang.modules.shared_prefix")._CALL, "cpu", 4)
+    monkeypatch.setitem(importlib.import_module("torchrl_lang.modules.row_groups")._CALL, "cpu", 2)
     batch = make_rows()
     batch["tokens"][:, :8] = batch["tokens"][0, :8]
     actor = language_actor(tiny_lm("llama"))
@@ -166,3 +166,68 @@ def test_frozen_blocks_compute_in_half_precision_below_blocks_in_float32(kind):
         torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
     played = policy(rows())
     assert played["token_log_prob"].isfinite().all()
+
+
+def trained_on_top(lm, layers=1):
+    actor = language_actor(copy.deepcopy(lm))
+    train_top_layers(actor, layers)
+    return actor
+
+
+@pytest.fixture
+def lm():
+    return tiny_lm("llama", layers=3)
+
+
+@pytest.fixture
+def handed(lm):
+    """Those of a model, for ``make_rows()``."""
+    states = StatesOfRows()
+    assert FROZEN_STATES in states.carrying(trained_on_top(lm), make_rows()).keys()
+    return states
+
+
+def test_states_are_read_by_a_model_with_other_upper_layers(lm, handed):
+    with torch.no_grad():
+        next(transformer_blocks(lm)[2].parameters()).mul_(2)
+    other, batch = trained_on_top(lm), make_rows()
+    carrying = handed.carrying(other, batch)
+    plain = other(batch.copy())["logits"]
+    read = calls(other[0].module.model)
+    torch.testing.assert_close(other(carrying)["logits"], plain)
+    assert read == []
+
+
+def test_only_one_row_is_computed_again(lm, handed, monkeypatch):
+    actor, computed = trained_on_top(lm), []
+    kind = type(actor[0].module)
+    real = kind.frozen_states
+    monkeypatch.setattr(kind, "frozen_states", lambda trunk, *rows: computed.append(len(rows[0])) or real(trunk, *rows))
+    handed.carrying(actor, make_rows())
+    assert computed == [1]
+
+
+@pytest.mark.parametrize("change", ["weight", "layers", "dtype", "config", "autocast", "tokens", "mask", "fewer"])
+def test_others_are_computed(lm, handed, change):
+    actor, batch = trained_on_top(lm, 2 if change == "layers" else 1), make_rows()
+    model = actor[0].module.model
+    if change == "weight":
+        with torch.no_grad():
+            model.embed_tokens.weight[3, 5] += 1e-3
+    if change == "dtype":
+        model.double()
+    if change == "config":
+        transformer_blocks(model)[0].input_layernorm.variance_epsilon = 10.0
+    if change == "tokens":
+        batch["tokens"][4, 1] = 2 if batch["tokens"][4, 1] != 2 else 3
+    if change == "mask":
+        batch["attention_mask"][0] = True
+    if change == "fewer":
+        batch = batch[:-1]
+    with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+        found = handed.carrying(actor, batch)
+        expected = StatesOfRows().carrying(actor, batch)
+    assert found[FROZEN_STATES].keys() == expected[FROZEN_STATES].keys()
+    for one, other in zip(found[FROZEN_STATES].values(), expected[FROZEN_STATES].values(), strict=True):
+        real = batch["attention_mask"][:, : one["states"].shape[1]]
+        assert torch.equal(one["states"][real], other["states"][real])
