@@ -98,14 +98,11 @@ class TextWorldTask(Task):
         """See :meth:`Task.notes`."""
         return {**super().notes(), "options": dict(self.options)}
 
-    def specs(self) -> list[TextWorldSpec]:
-        """The games to build."""
-        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(self.games)]
-
     @lru_cache(maxsize=8)  # noqa: B019  # equal tasks have the same games
     def sets(self) -> GameSets:
         """The files of the splits; games that do not exist yet are built."""
-        games = build_games(self.specs())
+        options, numbers = dict(self.options), range(self.seed, self.seed + self.games)
+        games = build_games([TextWorldSpec(self.kind, number, **options) for number in numbers])
         return split_games(games, valid=self.valid, test=self.test, apart=self.apart, seed=self.seed)
 
     @lru_cache(maxsize=8)  # noqa: B019
