@@ -18,6 +18,15 @@ from torchrl_lang.envs.reddit.classifiers import encoded_batches, pretrained, re
 from torchrl_lang.envs.reddit.data import RedditComments
 from torchrl_lang.envs.reddit.rewards import ProbabilityReward
 
+__all__ = [
+    "TfidfModel",
+    "TrainedUpvotes",
+    "UpvoteModel",
+    "UpvoteNetwork",
+    "train_upvote_baseline",
+    "train_upvote_model",
+]
+
 _REMEDY = "train and save the model again"
 _HEAD = "head.safetensors"
 
