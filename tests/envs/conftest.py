@@ -11,7 +11,7 @@ from tests.envs.visual_dialogue.word_overlap import make_env as dialogue_env
 from tests.envs.visual_dialogue.word_overlap import write_world
 from torchrl_lang.envs import TextGameEnv, TokenEnv, WordleEnv
 from torchrl_lang.envs.games import CorridorEnv
-from torchrl_lang.envs.maze import MOVES, MazeEnv
+from torchrl_lang.envs.maze.env import MOVES, MazeEnv
 from torchrl_lang.envs.random_walks import RandomWalksEnv, random_graph
 from torchrl_lang.envs.visual_dialogue import VisualDialogueEnv
 from torchrl_lang.text import CharTokenizer

@@ -84,6 +84,7 @@ def test_groups_of_episodes_begin_alike(make_env):
     for value in (td["tokens"], td["group"], *getattr(env, "env", env)._task.values()):
         assert (value.unflatten(0, (2, 3)) == value.unflatten(0, (2, 3))[:, :1]).all()
     assert td["group"].unique().numel() == 2
+    torch.manual_seed(0)  # of the actions: with some of them no group of a game by token is complete after 60
     rollout = env.rollout(60, break_when_any_done=False)
     number, size = rows_from_rollout(rollout, unfinished="drop")["group"].unique(return_counts=True)
     assert (len(number) > 2, int(size.max())) == (True, 3)
@@ -186,8 +187,7 @@ def test_the_same_text_gives_the_same_rows(name):
             earned = earned + torch.where(spoken, 0, other["reward"])
             spoken = spoken | (token == whole.tokenizer.control.end_of_action)[:, None]
         assert torch.equal(earned, one["reward"])
-        for key in (*ROW_KEYS, *FLAGS):
-            assert torch.equal(one[key], other[key]), key
+        assert (one.select(*ROW_KEYS, *FLAGS) == other.select(*ROW_KEYS, *FLAGS)).all()
 
 
 def test_partial_reset_keeps_the_begun_utterances_of_others():
@@ -216,8 +216,7 @@ def test_set_state_goes_on_from_any_token(made):
     other = TokenEnv(CorridorEnv(length=4, batch_size=[2], seed=99))
     other.reset()
     came = other.reset(state.select(*ROW_KEYS).clone(), set_state=True)
-    for key in ROW_KEYS:
-        assert torch.equal(came[key], state[key])
+    assert (came.select(*ROW_KEYS) == state.select(*ROW_KEYS)).all()
     assert (play(env, None, moves[made:]) == play(other, None, moves[made:])).all()
 
 

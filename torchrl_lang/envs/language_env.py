@@ -11,23 +11,13 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Unbounded
 
+from torchrl_lang import schema
 from torchrl_lang._checks import Count, check_options, checked, refuse_wrapper
 from torchrl_lang.envs import row_state
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, Writes
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, row_specs, token_ids
 from torchrl_lang.functional import random_index
-from torchrl_lang.schema import (
-    AGENT_MASK,
-    ATTENTION_MASK,
-    DONE,
-    GROUP,
-    REWARD,
-    TERMINATED,
-    TOKEN_REWARD,
-    TOKENS,
-    TRUNCATED,
-)
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["LanguageEnv", "LanguageOptions", "Reply", "TaskState"]
@@ -175,8 +165,9 @@ class LanguageEnv(SeededEnv):
         batch, device, vocabulary = self.batch_size, self.device, self.tokenizer.vocab_size
         rows = row_specs(vocabulary, batch, self.row_length, device)
         action = token_ids(vocabulary, batch, self.action_length, device=device)
-        group = {} if self.group_size is None else {GROUP: Unbounded(shape=batch, dtype=torch.int64, device=device)}
-        self._set_specs({**rows, **group, **self._task_observation_spec()}, action)
+        if self.group_size is not None:
+            rows[schema.GROUP] = Unbounded(shape=batch, dtype=torch.int64, device=device)
+        self._set_specs({**rows, **self._task_observation_spec()}, action)
 
     def _input_td_has_state(self, tensordict: TensorDictBase | None) -> bool:
         """Rows in a reset tensordict are a state only with ``set_state=True``."""
@@ -195,7 +186,7 @@ class LanguageEnv(SeededEnv):
         action = row_state.read_action(f"{type(self).__name__}.step()", tensordict, shape)
         writes, reward = self._plan_turn(action.reshape(self._n, self.action_length), self._rows_to_step(tensordict))
         rows.write_(writes)
-        return self._observe().set(REWARD, reward.reshape(*self.batch_size, 1))
+        return self._observe().set(schema.REWARD, reward.reshape(*self.batch_size, 1))
 
     def _plan_turn(self, action: Tensor, live: Tensor) -> tuple[Writes, Tensor]:
         """Compute a turn of the ``live`` rows: what to write into them, and the rewards, float32 ``[N]``."""
@@ -222,16 +213,16 @@ class LanguageEnv(SeededEnv):
         """The observation, copied; without ``copy`` in the environment's own memory, and only the entries ``only``."""
         rows = self._begun().rows
         terminated, truncated = self._terminated, self._truncated
-        own = {TOKENS: rows.tokens, AGENT_MASK: rows.agent_mask, TOKEN_REWARD: rows.token_reward}
-        own |= {TERMINATED: terminated[:, None], TRUNCATED: truncated[:, None]}
-        if only is None or not {*only} <= {*own, ATTENTION_MASK, DONE}:
-            own |= {} if self.group_size is None else {GROUP: self._group}
+        own = {schema.TOKENS: rows.tokens, schema.AGENT_MASK: rows.agent_mask, schema.TOKEN_REWARD: rows.token_reward}
+        own |= {schema.TERMINATED: terminated[:, None], schema.TRUNCATED: truncated[:, None]}
+        if only is None or not {*only} <= {*own, schema.ATTENTION_MASK, schema.DONE}:
+            own |= {} if self.group_size is None else {schema.GROUP: self._group}
             own |= self._task_observation(self._task)
         uncopied = self._new_observations if copy else own
         out = {key: value if key in uncopied else value.clone() for key, value in own.items()}
-        if only is None or ATTENTION_MASK in only:
-            out[ATTENTION_MASK] = rows.attention_mask
-        out[DONE] = (terminated | truncated)[:, None]
+        if only is None or schema.ATTENTION_MASK in only:
+            out[schema.ATTENTION_MASK] = rows.attention_mask
+        out[schema.DONE] = (terminated | truncated)[:, None]
         shaped = {key: value.reshape(*self.batch_size, *value.shape[1:]) for key, value in out.items()}
         return TensorDict(shaped, batch_size=self.batch_size, device=self.device)
 
@@ -268,8 +259,7 @@ class LanguageEnv(SeededEnv):
             options = self._with_starts(group, fresh, options)
         opening, length, task = self._open(number, fresh, options)
         if given is None:
-            sizes = {"row_length": self.row_length, "action_length": self.action_length}
-            rows = row_state.first_rows(opening, length, self.tokenizer.control, **sizes)
+            rows = row_state.first_rows(opening, length, self.tokenizer.control, self.row_length, self.action_length)
             turns = torch.zeros_like(number)
         else:
             rows, task = given, self._restore(given, task, fresh, options)

@@ -78,7 +78,7 @@ class Rows(NamedTuple):
         return mask.unfold(0, width, 1).index_select(0, width - self.length)
 
 
-def first_rows(opening: Tensor, length: Tensor, control: ControlTokens, *, row_length: int, action_length: int) -> Rows:
+def first_rows(opening: Tensor, length: Tensor, control: ControlTokens, row_length: int, action_length: int) -> Rows:
     """Rows of minimal width that begin with the environment's opening, or with the agent's turn if it is empty.
 
     ``opening`` is int64 ``[N, R]`` with ``length`` tokens, int64 ``[N]``, and must leave room for an utterance.

@@ -6,7 +6,7 @@ import torch
 from tests.envs.helpers import last_words, say_after, transcript
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.maze import Maze, MazeEnv, OptimalPlayer, ReactivePlayer, reactive_optimum, reactive_return
-from torchrl_lang.envs.maze.players import HABIT
+from torchrl_lang.envs.maze.optimum import HABIT
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.schema import ROW_KEYS
 

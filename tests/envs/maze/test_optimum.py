@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 import torch
 
-from torchrl_lang.envs.maze import DOUBLE_T, Beliefs, Maze, maze_texts, reactive_optimum, reactive_return
+from torchrl_lang.envs.maze import Beliefs, Maze, maze_texts, reactive_optimum, reactive_return
+from torchrl_lang.envs.maze.env import DOUBLE_T
 
 STEPS = [(0, -1), (0, 1), (-1, 0), (1, 0)]
 

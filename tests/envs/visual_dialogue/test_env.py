@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from tests.data.chat_templates import EXACT, tokenizer_of
-from tests.envs.helpers import action, say_after
-from tests.envs.visual_dialogue.word_overlap import ROW, TOKENIZER, WORDS, WordOverlap, make_env, write_world
+from tests.envs.helpers import say_after
+from tests.envs.visual_dialogue.word_overlap import ROW, TOKENIZER, WordOverlap, make_env, write_world
 from torchrl_lang.envs import TokenEnv, check_language_env
 from torchrl_lang.envs.visual_dialogue import DialogueRewards, DialogueServer, RemoteModels, played_rounds
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.rewards import STOP
-from torchrl_lang.schema import ROW_KEYS, check_row
+from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import ChatTokenizer, RowFormat, from_row, to_rows
 
 SCENES = 9
@@ -218,37 +218,6 @@ def test_wrong_options(data):
     for scene in (-1, SCENES):
         with pytest.raises(ValueError, match=rf"game_seed must lie in \[0, {SCENES}\), got \[{scene}\]"):
             make_env(data).reset(game_seed=seeds(scene))
-
-
-class Asker:
-    """Asks about random words, sometimes nothing, sometimes any tokens; sometimes it stops."""
-
-    def __init__(self, env, seed=0):
-        self.env, self.draw = env, torch.Generator().manual_seed(seed)
-
-    def __call__(self, td):
-        n = td.numel()
-        texts = [self._text() for _ in range(n)]
-        ids = action(self.env, *texts)
-        anything = torch.randint(self.env.tokenizer.vocab_size, ids.shape, generator=self.draw)
-        some = torch.rand(n, 1, generator=self.draw) < 0.2
-        return td.set("action", torch.where(some, anything, ids))
-
-    def _text(self):
-        word = WORDS[int(torch.randint(len(WORDS), (), generator=self.draw))]
-        return ["", "?", "<stop>", *[f"is it {word}?"] * 7][int(torch.randint(10, (), generator=self.draw))]
-
-
-@pytest.mark.parametrize("original", [False, True])
-def test_the_numbers_are_those_of_the_models_in_process(data, models, server, original):
-    """Also where the server has no batches and no ``/health``, at one request a dialogue."""
-    client = RemoteModels(server.url, feature_size=models.feature_size if original else None)
-    rewards, batch = DialogueRewards("agent_stops", scale=2.0, shift=1.0), 2 if original else 6
-    made = (make_env(data, used, rewards=rewards, batch_size=[batch]) for used in (models, client))
-    first, second = (env.rollout(16, Asker(env), break_when_any_done=False) for env in made)
-    assert (first == second).all()
-    assert first["next", "done"][:, :-1].any(1).all()  # every row is reset
-    check_row(first.reshape(-1))
 
 
 def test_a_server_that_has_gone(data, models):

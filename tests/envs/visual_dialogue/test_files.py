@@ -144,7 +144,6 @@ def test_rows_in_any_order(written):
     assert features.rows([]).shape == (0, FEATURES)
     assert torch.equal(torch.cat(list(features.blocks(3))), features.all())
     assert torch.equal(features.all(), features.rows(range(7)))
-    np.testing.assert_array_equal(ImageFeatures(path, "val", normalize=False).rows([1, 3]).numpy(), raw[[1, 3]])
     copy = pickle.loads(pickle.dumps(features))  # noqa: S301 (as a data loader sends it to its workers)
     assert torch.equal(copy.rows([3]), features.rows([3]))
 

@@ -253,8 +253,8 @@ def test_splitting_and_joining():
     assert join_words(["?", "n'tx", "a", "-", "b"]) == "? n'tx a - b"
 
 
-def test_ids_of_rare_words():
-    words = WordIndex.of_texts(["a dog and a cat", "a dog"], least=2)
+def test_ids_of_words_and_of_unknown_ones():
+    words = WordIndex.of_texts(["dog a", "a"])
     assert words.words == ("a", "dog")
     assert words.ids(["a red dog", "", "dog"]).tolist() == [[4, UNKNOWN, 5], [PAD, PAD, PAD], [5, PAD, PAD]]
     assert words.ids(["a " * 50]).tolist() == [[4] * 40]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.conftest import SMALL
-from tests.envs.visual_dialogue.word_overlap import WordOverlap
 from tests.recipes.interrupt import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
@@ -186,12 +185,6 @@ def test_caches_of_models_in_process_and_behind_http(prepared_dialogues, tmp_pat
         assert rows == read_reward_cache(http / path.name, 10)
         assert {len(row) for row in rows} == {11}
         assert all(0 <= row[0] <= start for row in rows)
-
-
-def test_a_server_accepts_the_batches_that_it_offers():
-    """Features of full batches fit into its limit of bytes."""
-    body = {"route": "percentile", "img_features": [[-0.12345678901234567e-10] * 16] * 1000}
-    assert vd.DialogueServer(WordOverlap(), items=1000).limits["body"] >= len(json.dumps(body))
 
 
 @pytest.mark.parametrize("host", ["", "\xe9..x"])

@@ -69,8 +69,7 @@ def test_the_same_words_and_rules_give_the_same_rows(rules, max_tries):
     rows = played(rules=rules, max_tries=max_tries)
     replayed = replay_games(rows, WORDS, rules=rules, old_rules=rules, max_tries=max_tries)
     assert torch.equal(replayed.kept, torch.arange(150))
-    for key in rows.keys():
-        assert torch.equal(replayed.rows[key], rows[key]), key
+    assert (replayed.rows.select(*rows.keys()) == rows.select(*rows.keys())).all()
     assert not any(replayed.left_out.values())
 
 

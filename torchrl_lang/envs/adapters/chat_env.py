@@ -85,9 +85,9 @@ class GameChatEnv(SeededEpisodes, ChatEnv):
             raise ValueError(f"batch_size must be (n,), a number of conversations, got {tuple(batch)}.")
         self.read, self.group_size, self._games = read, group_size, [make_game() for _ in range(batch.numel())]
         for game in self._games:
-            if missing := [name for name in ("reset", "step") if not callable(getattr(game, name, None))]:
-                what = f"make_game made a {type(game).__name__} without {' and '.join(missing)}"
-                raise TypeError(f"{what}: a game has reset(seed) and step(text), see torchrl_lang.envs.TextGame.")
+            if not isinstance(game, TextGame):
+                advice = "a game has reset(seed) and step(text), see torchrl_lang.envs.TextGame"
+                raise TypeError(f"make_game made a {type(game).__name__} without reset and step: {advice}.")
         self._places: list[GamePlace] = []
         self._set_outcome_specs()
         seeds = Unbounded(shape=batch, dtype=torch.int64, device=device)

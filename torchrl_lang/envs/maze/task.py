@@ -11,10 +11,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.envs.maze.env import MazeEnv, maze_texts
-from torchrl_lang.envs.maze.grid import Maze, Observation
-from torchrl_lang.envs.maze.optimum import Beliefs, reactive_optimum
-from torchrl_lang.envs.maze.players import OptimalPlayer, ReactivePlayer
+from torchrl_lang.envs.maze.env import Maze, MazeEnv, Observation, maze_texts
+from torchrl_lang.envs.maze.optimum import Beliefs, OptimalPlayer, ReactivePlayer, reactive_optimum
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
 from torchrl_lang.evaluation.metrics import lmrl_gym_score
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player

@@ -56,6 +56,7 @@ class RedditTask(Task):
         "words": "mean number of words of a comment",
     }
     splits = SPLITS
+    evaluated: ClassVar[Mapping[str, Any]] = {"split": "val"}
 
     comments: CommentFolder
     reward: RedditReward
@@ -156,10 +157,6 @@ class RedditTask(Task):
         comments = self.comments.of_all_splits() if of_data else self.data("train")
         of_parent = of_data and self.include_parent
         return Player(CommentPlayer(comments, self.tokenizer(), self.action_length, of_parent=of_parent, seed=seed))
-
-    def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
-        """Reply to parents of a split, by default ``"val"``; see :meth:`Task.evaluate`."""
-        return super().evaluate(policy, **{"split": "val", **options})
 
     def is_harmful(self, texts: Sequence[str]) -> Tensor:
         """Which comments are harmful, bool ``[N]``."""

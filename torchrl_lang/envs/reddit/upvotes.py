@@ -195,19 +195,17 @@ class TfidfModel(ProbabilityReward):
         labels: Sequence[bool],
         *,
         words: int = 2,
-        least_count: int = 2,
-        most_terms: int = 50_000,
         penalty: float = 1e-4,
         threshold: float | None = 0.5,
     ) -> TfidfModel:
         """Minimize the mean binary cross entropy plus ``penalty / 2 * |weight|^2``.
 
+        The terms are the 50,000 most frequent ones of those in at least two texts.
+
         Args:
             texts: to train on.
             labels: True for the texts of probability 1.
             words: the longest term has this number of words.
-            least_count: terms in fewer texts do not count.
-            most_terms: at most this number of the most frequent ones count.
             penalty: of large weights.
             threshold: of the model.
 
@@ -216,7 +214,7 @@ class TfidfModel(ProbabilityReward):
         """
         with needs_extra("TfidfModel", "reddit"):
             from sklearn.linear_model import LogisticRegression
-        vectorizer = _vectorizer(words, min_df=least_count, max_features=most_terms)
+        vectorizer = _vectorizer(words, min_df=2, max_features=50_000)
         features = vectorizer.fit_transform(texts)
         model = LogisticRegression(C=1 / (penalty * len(texts)), tol=1e-6, max_iter=1000).fit(features, labels)
         terms, idf = vectorizer.get_feature_names_out().tolist(), vectorizer.idf_

@@ -18,7 +18,7 @@ from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.games import Apart, GameSets, TextWorldSpec, build_games, game_texts, split_games
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
 from torchrl_lang.envs.textworld.text import TEMPLATES
-from torchrl_lang.evaluation import GameRecords, Summary
+from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
 from torchrl_lang.text import CharTokenizer, word_tokenizer
@@ -55,6 +55,7 @@ class TextWorldTask(Task):
     baselines = ("random", "expert")
     turns_name = "commands"
     splits = ("test", "valid", "train")
+    evaluated: ClassVar[Mapping[str, Any]] = {"split": "valid", "order": "cycle"}
     kept_entries = ("won",)
 
     kind: Any = "coin_collector"
@@ -97,14 +98,11 @@ class TextWorldTask(Task):
         """See :meth:`Task.notes`."""
         return {**super().notes(), "options": dict(self.options)}
 
-    def specs(self) -> list[TextWorldSpec]:
-        """The games to build."""
-        return [TextWorldSpec(self.kind, self.seed + n, **dict(self.options)) for n in range(self.games)]
-
     @lru_cache(maxsize=8)  # noqa: B019  # equal tasks have the same games
     def sets(self) -> GameSets:
         """The files of the splits; games that do not exist yet are built."""
-        games = build_games(self.specs())
+        options, numbers = dict(self.options), range(self.seed, self.seed + self.games)
+        games = build_games([TextWorldSpec(self.kind, number, **options) for number in numbers])
         return split_games(games, valid=self.valid, test=self.test, apart=self.apart, seed=self.seed)
 
     @lru_cache(maxsize=8)  # noqa: B019
@@ -139,10 +137,6 @@ class TextWorldTask(Task):
             "expert": lambda: Player(ExpertPlayer(), {"offers": "expert"}, is_random=False),
         }
         return named_player(name, players)()
-
-    def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
-        """Play the games of a split, by default ``"valid"``, in order; see :meth:`Task.evaluate`."""
-        return super().evaluate(policy, **{"split": "valid", "order": "cycle", **options})
 
     def won(self, records: GameRecords) -> Tensor:
         """Games that the engine counts as won, bool ``[N]``."""

@@ -67,7 +67,6 @@ class VisualDialogues:
         split: "train", "val" or "test": the features ``images_<split>`` of an HDF5 file.
         rewards: a cache of rewards, see :func:`read_reward_cache`; scenes need it.
         additional: a file of further scenes, see :func:`read_additional_scenes`.
-        normalize: L2-normalise the features.
 
     Raises:
         FileError: a file is missing, damaged or does not fit the others; the message names file, item and field.
@@ -90,10 +89,9 @@ class VisualDialogues:
         *,
         rewards: str | Path | None = None,
         additional: str | Path | None = None,
-        normalize: bool = True,
     ) -> None:
         self.dialogues, self.image_ids = files.read_dialogues(dialogues)
-        self.features = files.ImageFeatures(features, split, normalize=normalize)
+        self.features = files.ImageFeatures(features, split)
         if len(self.features) != len(self.dialogues):
             found = f"holds {len(self.features)} images, but {dialogues} holds {len(self.dialogues)} dialogues"
             raise FileError(features, found, "give the features of the same split, in the same order")

@@ -218,20 +218,20 @@ _FEATURES = "give an HDF5 file with a dataset images_<split>, or a .npy file, of
 class ImageFeatures:
     """The features ``[N, F]`` of the images of a split, in a file: HDF5 dataset ``images_<split>``, or ``.npy``.
 
-    Only the requested rows are read. A pickled copy in another process opens the file again.
+    Only the requested rows are read; each is divided by its L2 norm, as the ILQL paper's code does. A pickled copy in
+    another process opens the file again.
 
     Args:
         path: the file.
         split: "train", "val" or "test"; a ``.npy`` file holds one split.
-        normalize: divide each row by its L2 norm, as the ILQL paper's code does. The models expect such features.
 
     Raises:
         FileError: the file is missing or damaged, has no such dataset, or its shape or dtype is wrong. Reading raises
             it for a row that is not finite or cannot be normalised because all of it is 0.
     """
 
-    def __init__(self, path: str | Path, split: str, *, normalize: bool = True) -> None:
-        self.path, self.split, self.normalize = Path(path), split, normalize
+    def __init__(self, path: str | Path, split: str) -> None:
+        self.path, self.split = Path(path), split
         self._name = "array" if self.path.suffix == ".npy" else f'dataset "images_{split}"'
         self._opened: tuple[int, Any] | None = None
         self._images, self.feature_size = map(int, self._array.shape)
@@ -264,12 +264,12 @@ class ImageFeatures:
             read = self._array[int(rows[0]) : int(rows[-1]) + 1] if consecutive else self._array[rows]
         found = torch.from_numpy(np.array(read, dtype=np.float32))
         norm = found.norm(dim=-1, keepdim=True)
-        bad = ~norm.isfinite() | (norm == 0 if self.normalize else False)
+        bad = ~norm.isfinite() | (norm == 0)
         if bad.any():
             place = int(bad.flatten().nonzero()[0])
             problem = f"has a row {int(rows[place])} in its {self._name} with the norm {float(norm[place])}"
             raise FileError(self.path, problem, "compute the features of this image again")
-        return found / norm if self.normalize else found
+        return found / norm
 
     @property
     def _array(self) -> Any:

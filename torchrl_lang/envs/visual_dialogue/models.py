@@ -140,8 +140,6 @@ class LocalDialogueModels:
     @torch.no_grad()
     def answers(self, dialogues: Sequence[Dialogue], questions: Sequence[str], features: Tensor) -> list[str]:
         """The reply to one new question of each dialogue; ``features`` is float ``[N, F]``, L2-normalised."""
-        if not dialogues:
-            return []
         batch, images = self._prepared(dialogues, features)
         asked = self.words.ids(questions).to(self.device)
         start = self._answerer.start(self._answerer.encoder.last(batch), asked, images)
@@ -150,16 +148,12 @@ class LocalDialogueModels:
     @torch.no_grad()
     def distances(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
         """Float32 ``[N]``: mean squared difference of predicted and true feature after the last round."""
-        if not dialogues:
-            return torch.zeros(0)
         batch, images = self._prepared(dialogues, features)
         return (self._guesser.predict(batch) - images).square().mean(-1).float().cpu()
 
     @torch.no_grad()
     def percentiles(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
         """Float32 ``[N]`` in ``[0, 1]``: ``1 - rank / (P + 1)`` of the true image after the last round."""
-        if not dialogues:
-            return torch.zeros(0)
         batch, images = self._prepared(dialogues, features)
         return rank_percentile(self._guesser.predict(batch), images, self._pool, self._pool_sizes).float().cpu()
 
@@ -220,7 +214,6 @@ def train_dialogue_models(
     answerer_rate: Positive = 4e-3,
     width: Count = 128,
     embedding: Count = 64,
-    least_count: Count = 1,
     seed: int = 0,
     device: torch.device | str = "cpu",
     report: Callable[[str, int, float], None] = lambda name, epoch, loss: None,
@@ -232,7 +225,7 @@ def train_dialogue_models(
 
     Args:
         dialogues: dialogue ``i`` is about image ``i`` of ``features``.
-        features: L2-normalised.
+        features: of the images.
         guesser_epochs: passes over the dialogues.
         answerer_epochs: passes over the dialogues.
         batch_size: dialogues in a batch.
@@ -240,7 +233,6 @@ def train_dialogue_models(
         answerer_rate: the same, for the answerer.
         width: of the models' states.
         embedding: of the embeddings of words.
-        least_count: rarer words are unknown words.
         seed: of the initial weights and the order of the dialogues.
         device: where to train.
         report: called after each epoch with "guesser" or "answerer", the number of the epoch and its mean loss.
@@ -249,8 +241,7 @@ def train_dialogue_models(
         Guesser, answerer and their words, with a method ``save(folder)``.
 
     Raises:
-        ValueError: a number is out of range, the numbers of dialogues and features differ, the features are not
-            L2-normalised, or a dialogue has no rounds.
+        ValueError: a number is out of range, the numbers of dialogues and features differ, or a dialogue has no rounds.
 
     Examples:
         >>> import tempfile
@@ -262,10 +253,10 @@ def train_dialogue_models(
         ...     vd.train_dialogue_models(data.dialogues, data.features, **options).guesser.config["width"]
         16
     """
-    if len(dialogues) != len(features) or not features.normalize or not all(each.rounds for each in dialogues):
-        given = f"{len(dialogues)} dialogues, {len(features)} features with normalize={features.normalize}"
-        raise ValueError(f"Training needs a dialogue with rounds for each L2-normalised feature, got {given}.")
-    words = WordIndex.of_texts((text for each in dialogues for text in each.texts), least=least_count)
+    if len(dialogues) != len(features) or not all(each.rounds for each in dialogues):
+        given = f"{len(dialogues)} dialogues, {len(features)} features"
+        raise ValueError(f"Training needs a dialogue with rounds for each feature, got {given}.")
+    words = WordIndex.of_texts(text for each in dialogues for text in each.texts)
     batch, device = DialogueBatch.of(dialogues, words), torch.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

@@ -45,10 +45,10 @@ class WordIndex:
         self._ids = {word: number for number, word in enumerate(self.words, start=_SPECIAL)}
 
     @classmethod
-    def of_texts(cls, texts: Iterable[str], *, least: int = 1) -> WordIndex:
-        """The words that occur at least ``least`` times in some texts, the most frequent first."""
+    def of_texts(cls, texts: Iterable[str]) -> WordIndex:
+        """The words of some texts, the most frequent first."""
         counts = Counter(word for text in texts for word in split_words(text))
-        return cls(sorted((word for word, many in counts.items() if many >= least), key=lambda w: (-counts[w], w)))
+        return cls(sorted(counts, key=lambda word: (-counts[word], word)))
 
     def __len__(self) -> int:
         """Number of ids: the words and four others."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from torchrl_lang._checks import Finite, checked
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS
 
 Penalty = Literal["none", "soft", "hard", "conservative"]
-PENALTIES: tuple[Penalty, ...] = get_args(Penalty)
 
 _WHOLE_WORD = re.compile(r"\b(?:yes|no)\b")
 _CONSERVATIVE = (

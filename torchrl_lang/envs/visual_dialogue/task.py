@@ -66,6 +66,7 @@ class VisualDialogueTask(Task):
         **{f"yes_no_{kind}": f"share of yes-or-no answers by the {kind} definition" for kind in _DEFINITIONS},
     }
     splits = ("test", "val", "train")
+    evaluated: ClassVar[Mapping[str, Any]] = {"split": "val", "order": "cycle"}
     kept_entries = (PROGRESS,)
 
     folder: str
@@ -138,10 +139,6 @@ class VisualDialogueTask(Task):
         questions = [each.question for dialogue in self.data("train").dialogues for each in dialogue.rounds]
         tokens = self.prepared.tokens()
         return Player(QuestionPlayer(questions, tokens.tokenizer, tokens.action_length, **choice))
-
-    def evaluate(self, policy: Any, **options: Any) -> tuple[Summary, GameRecords]:
-        """Play the dialogues of a split, by default ``"val"``, in order; see :meth:`Task.evaluate`."""
-        return super().evaluate(policy, **{"split": "val", "order": "cycle", **options})
 
     def won(self, records: GameRecords) -> Tensor:
         """Dialogues that count as won, bool ``[N]``."""

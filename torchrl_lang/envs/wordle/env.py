@@ -110,14 +110,13 @@ class WordleEnv(LanguageEnv):
         device: torch.device | str | int | None = None,
     ) -> None:
         word_list = load_words(words)
-        self.n_words, self.observes_privileged = len(word_list), privileged
-        self.observes_consistent: bool | Literal["packed"] = consistent
+        self.n_words, self.observes_privileged, self.observes_consistent = len(word_list), privileged, consistent
         self._new_observations = ("consistent",) * (consistent is True) + (PRIVILEGED,)
         turn = max(TURN_LENGTH, action_length + 1)  # an invalid guess may be longer than a valid one's turn
         own: EpisodeOptions = {"batch_size": batch_size, "group_size": group_size, "seed": seed, "device": device}
         super().__init__(wordle_tokenizer(), row_length=1 + turn * max_tries + 1, action_length=action_length, **own)
-        self.words, self.max_tries, self._number_of_starts = tuple(word_list), max_tries, len(word_list)
-        self.rules: Rules = rules
+        self.words, self.max_tries, self.rules = tuple(word_list), max_tries, rules
+        self._number_of_starts = len(word_list)
         self._index = WordIndex(word_list, self.device)
         self._valid = None if guesses is None else WordIndex(words_and_guesses(word_list, guesses), self.device)
         self._sets = CandidateSets(self._index.letters, rules)

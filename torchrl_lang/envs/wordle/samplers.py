@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang._checks import check_options
+from torchrl_lang._checks import Count, checked
 from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data.generate import EpisodeSampler, Policy, cat_rows, play_to_end, seed_of_games
 from torchrl_lang.envs.wordle.env import WordleEnv
@@ -35,13 +35,9 @@ class _ExpertGames(EpisodeSampler):
 
     kinds: tuple[str, ...]
 
-    def __init__(
-        self, env: WordleEnv, players: dict[str, Policy], *, train_on_opening: bool, **numbers: tuple[int, int]
-    ) -> None:
-        check_options(**numbers)
+    def __init__(self, env: WordleEnv, players: dict[str, Policy], *, train_on_opening: bool, **numbers: int) -> None:
         super().__init__(env.tokenizer, env.row_length)
-        self.env, self.players, self.train_on_opening = env, players, train_on_opening
-        self.numbers = {name: number for name, (number, _) in numbers.items()}
+        self.env, self.players, self.train_on_opening, self.numbers = env, players, train_on_opening, numbers
 
     @abstractmethod
     def _others(self, expert: TensorDict, game: Tensor) -> list[TensorDict]:
@@ -115,18 +111,19 @@ class BranchedGames(_ExpertGames):
     kinds = ("expert", "branch")
     """Names of the kinds, in the order of their numbers."""
 
+    @checked
     def __init__(
         self,
         env: WordleEnv,
         expert: Policy | None = None,
         suboptimal: Policy | None = None,
         *,
-        branches: int = 1,
+        branches: Count = 1,
         train_on_opening: bool = False,
     ) -> None:
         suboptimal = suboptimal or WrongPlayer(env.words, rules=env.rules, action_length=env.action_length)
         players = {"expert": expert or optimal_player(env), "suboptimal": suboptimal}
-        super().__init__(env, players, train_on_opening=train_on_opening, branches=(branches, 1))
+        super().__init__(env, players, train_on_opening=train_on_opening, branches=branches)
 
     def _others(self, expert: TensorDict, game: Tensor) -> list[TensorDict]:
         states = _guess_ends(expert).sum(-1)
@@ -174,6 +171,7 @@ class AdversarialGames(_ExpertGames):
     kinds = ("expert", "adversarial", "suboptimal")
     """Names of the kinds, in the order of their numbers."""
 
+    @checked
     def __init__(
         self,
         env: WordleEnv,
@@ -181,8 +179,8 @@ class AdversarialGames(_ExpertGames):
         adversary: Policy | None = None,
         suboptimal: Policy | None = None,
         *,
-        adversarial_games: int = 5,
-        suboptimal_games: int = 5,
+        adversarial_games: Annotated[int, 0] = 5,
+        suboptimal_games: Annotated[int, 0] = 5,
         train_on_opening: bool = True,
     ) -> None:
         options: Any = {"rules": env.rules, "action_length": env.action_length}
@@ -191,7 +189,7 @@ class AdversarialGames(_ExpertGames):
             "adversary": adversary or RepeatPlayer(env.words, first_n=_OPENING, **options),
             "suboptimal": suboptimal or RandomWordPlayer(env.words, prob_smart=0.5, **options),
         }
-        numbers: Any = {"adversarial_games": (adversarial_games, 0), "suboptimal_games": (suboptimal_games, 0)}
+        numbers = {"adversarial_games": adversarial_games, "suboptimal_games": suboptimal_games}
         super().__init__(env, players, train_on_opening=train_on_opening, **numbers)
 
     def _others(self, expert: TensorDict, game: Tensor) -> list[TensorDict]:

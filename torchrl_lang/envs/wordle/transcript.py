@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import shorten
@@ -86,7 +87,8 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> Tu
     square = (tokens >= min(COLOUR_TOKENS)) & (tokens <= max(COLOUR_TOKENS)) & attention_mask & ~agent_mask
     letter, answered = is_letter(tokens) & agent_mask, ends
     for distance in range(1, WORD_LENGTH + 1):
-        answered = answered & _look(letter, -distance) & _look(square, distance)
+        before, after = pad(letter, (distance, 0))[:, :width], pad(square, (0, distance))[:, distance:]
+        answered = answered & before & after
     places = max(1, width // (2 * WORD_LENGTH + 1))
     row, end = answered.nonzero(as_tuple=True)
     turn = answered.cumsum(-1)[row, end] - 1
@@ -103,14 +105,6 @@ def read_turns(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor) -> Tu
 def turns_of_rows(rows: TensorDictBase) -> Turns:
     """The :func:`read_turns` of the entries of rows ``[N, T]``."""
     return read_turns(*(entry(rows, key) for key in (TOKENS, ATTENTION_MASK, AGENT_MASK)))
-
-
-def _look(mask: Tensor, distance: int) -> Tensor:
-    """Shift a mask to the left by ``distance`` places (right if negative), filled with False: bool ``[N, T]``."""
-    away = torch.zeros_like(mask[:, : abs(distance)])
-    if distance > 0:
-        return torch.cat([mask[:, distance:], away], -1)
-    return torch.cat([away, mask[:, :distance]], -1)
 
 
 _TURN = re.compile(r"(?<![a-z])([a-z]{5})</a>((?:<[gby]>){5})")
@@ -220,7 +214,7 @@ def rows_of_turns(guess: Tensor, colours: Tensor, count: Tensor, *, max_tries: i
     end_of_state = torch.full_like(end_of_action, _CONTROL.end_of_state)
     row = torch.cat([guess, end_of_action, squares, end_of_state], -1).flatten(1)
     begin = torch.full_like(row[:, :1], _CONTROL.begin_action)
-    row = torch.nn.functional.pad(torch.cat([begin, row], -1), (0, (max_tries - turns) * TURN_LENGTH + 1))
+    row = pad(torch.cat([begin, row], -1), (0, (max_tries - turns) * TURN_LENGTH + 1))
     place, length = torch.arange(row.shape[1], device=row.device), 1 + count * TURN_LENGTH
     within = (place - 1) % TURN_LENGTH
     agent = (place > 0) & (within <= WORD_LENGTH) & (place < length[:, None])

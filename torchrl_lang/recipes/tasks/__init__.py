@@ -12,18 +12,6 @@ from torchrl_lang.recipes.options import Options
 if TYPE_CHECKING:  # these import torch, and `--help` must not wait for torch
     from torchrl_lang.recipes.tasks.base import Task
 
-__all__ = [
-    "DIALOGUES",
-    "OWN_TASK",
-    "TASKS",
-    "find_task",
-    "options_of",
-    "presets_of",
-    "register",
-    "task_class",
-    "task_from_notes",
-]
-
 DIALOGUES = "dialogues"
 """Name in the record of a run that was trained on dialogues alone, in place of a task."""
 OWN_TASK = "package.module:name"

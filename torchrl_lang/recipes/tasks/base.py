@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -66,6 +67,8 @@ class Task(ABC):
     """Scripted players that an evaluation shows beside the policy."""
     splits: ClassVar[tuple[str, ...]] = ()
     """Sets of games that :meth:`env` takes as ``split``; the first is the default of ``evaluate``."""
+    evaluated: ClassVar[Mapping[str, Any]] = {}
+    """Options of :meth:`env` that :meth:`evaluate` gives, unless it is given others."""
     kept_entries: ClassVar[tuple[str, ...]] = ()
     """Entries of the last observation that :meth:`won` needs."""
     turns_name: ClassVar[str] = "turns"
@@ -93,11 +96,8 @@ class Task(ABC):
 
         See :attr:`~torchrl_lang.schema.FEATURES`; this opens an environment.
         """
-        env = self.env(1)
-        try:
+        with closing(self.env(1)) as env:
             return _size_of_features(env)
-        finally:
-            env.close(raise_if_closed=False)
 
     @abstractmethod
     def player(self, name: str, seed: int | None = None) -> Player:
@@ -160,13 +160,12 @@ class Task(ABC):
 
         ``name`` is that of the policy in tables; ``device`` and ``options`` go to :meth:`env`.
         """
-        env = self.env(min(batch, games), device=device, **options)
-        if FEATURES in getattr(policy, "in_keys", ()) and _size_of_features(env) is None:
-            raise ValueError(f"The policy reads features, which the games of {self.name!r} do not show: play others.")
-        try:
+        with closing(self.env(min(batch, games), device=device, **{**self.evaluated, **options})) as env:
+            if FEATURES in getattr(policy, "in_keys", ()) and _size_of_features(env) is None:
+                raise ValueError(
+                    f"The policy reads features, which the games of {self.name!r} do not show: play others."
+                )
             records = play_games(env, policy, games=games, seed=seed, keep=self.kept_entries)
-        finally:
-            env.close()
         return self.summary(records, name), records
 
     def won(self, records: GameRecords) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from traceback import extract_tb
@@ -118,11 +119,8 @@ class EnvTask(Task):
     @cached_property
     def _example(self) -> tuple[Tokenizer, int]:
         """Tokenizer and length of an action of the environments."""
-        env = self.env(1)
-        try:
+        with closing(self.env(1)) as env:
             return env.tokenizer, env.action_length
-        finally:
-            env.close(raise_if_closed=False)
 
     @property
     def action_length(self) -> int:

@@ -18,34 +18,18 @@ _OFFLINE: Mapping[str, Any] = {
     "eval_every": 350,
     "eval_games": 64,
 }
+_ONLINE: Mapping[str, Any] = {"games": 192, "turns": 12, "turn_gamma": 0.95, "eval_games": 96}
 PRESETS: dict[str, dict[str, Any]] = {
     "bc": {**_OFFLINE},
     "ilql": {**_OFFLINE, "beta": 2.0},
     # A policy that imitates experts rarely fails, so a batch is mostly noise: small steps, many games.
     "ppo": {
-        "iterations": 40,
-        "games": 192,
-        "turns": 12,
-        "epochs": 4,
-        "lr": 5e-5,
-        "kl_coef": 0.1,
-        "kl_target": 1.5,
-        "kl_horizon": 2000,
-        "turn_gamma": 0.95,
-        "eval_games": 96,
+        **{**_ONLINE, "iterations": 40, "epochs": 4, "lr": 5e-5},
+        **{"kl_coef": 0.1, "kl_target": 1.5, "kl_horizon": 2000},
     },
     "rejection": {
-        "iterations": 30,
-        "games": 192,
-        "turns": 12,
-        "epochs": 2,
-        "batch_size": 32,
-        "lr": 2e-4,
-        "kl_target": 2.0,
-        "kl_horizon": 1000,
-        "eval_games": 96,
-        "fraction": 0.5,
-        "turn_gamma": 0.95,
+        **{**_ONLINE, "iterations": 30, "epochs": 2, "lr": 2e-4, "batch_size": 32},
+        **{"kl_target": 2.0, "kl_horizon": 1000, "fraction": 0.5},
     },
     "evaluate": {"beta": (0.0, 1.0, 4.0)},
 }
@@ -83,18 +67,11 @@ class TextWorldGames(Options, group="data"):
 
     def task(self) -> Any:
         """The task."""
-        limits = {name: getattr(self, name) for name in ("template", "row_length", "action_length", "max_turns")}
+        names = ("games", "valid", "test", "apart", "template", "row_length", "action_length", "max_turns")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         kind: Any = task_class("textworld")
-        return kind.of(
-            self.kind,
-            options={} if self.level is None else {"level": self.level},
-            games=self.games,
-            seed=self.first_game,
-            valid=self.valid,
-            test=self.test,
-            apart=self.apart,
-            **{name: value for name, value in limits.items() if value is not None},
-        )
+        options = {} if self.level is None else {"level": self.level}
+        return kind.of(self.kind, options=options, seed=self.first_game, **given)
 
 
 @with_defaults(batch=96)
