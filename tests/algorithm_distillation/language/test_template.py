@@ -137,15 +137,15 @@ def test_a_row_worked_out_by_hand(generator):
     steps["observation"], steps["action"] = torch.tensor([[[2], [1]]]), torch.tensor([[1, 0]])
     steps["reward"] = torch.tensor([[[2.0], [0.0]]])
     steps["done"], steps["terminated"] = torch.tensor([[[True], [False]]]), torch.tensor([[[False], [False]]])
-    row = StepRows(template, tokenizer)(steps, row_length=16)[0]
+    row = StepRows(template, tokenizer)(steps)[0]
     words = [tokenizer.symbols[id] for id in row["tokens"]]
     expected = ["<s>", " at", " 2", " go", " east", " got", " 2", " stopped", " at", " 1", " go", " west", " got", " 0"]
-    assert words == [*expected, "<|pad|>", "<|pad|>"]
-    assert row["attention_mask"].tolist() == [True] * 14 + [False] * 2
+    assert words == [*expected, "<|pad|>"]
+    assert row["attention_mask"].tolist() == [True] * 14 + [False]
     assert row["agent_mask"].nonzero().flatten().tolist() == [4, 11]
     assert row["token_reward"].nonzero().flatten().tolist() == [4]
     assert row["token_reward"][4] == 2
-    assert row["token_kind"].tolist() == [0, 0, 1, 0, 2, 0, 3, 4, 0, 1, 0, 2, 0, 3, 0, 0]
+    assert row["token_kind"].tolist() == [0, 0, 1, 0, 2, 0, 3, 4, 0, 1, 0, 2, 0, 3, 0]
 
 
 @pytest.mark.parametrize("spelled", [False, True])
