@@ -64,13 +64,9 @@ def test_the_words_of_a_step(kind, generator):
     assert steps_to_text(steps, discrete_template(kind)) == expected[kind]
 
 
-NUMBER, MOVE = Quantizer(range(3)), Quantizer([0], ["go"])
-
-
 def test_integers_as_decimals_are_read_as_integers(kind, generator):
-    template = StepTemplate(
-        kind, [Quantizer.decimals(), Quantizer.decimals()], Quantizer.decimals(), Quantizer([0, 1, 2])
-    )
+    digits = Quantizer.decimals()
+    template = StepTemplate(kind, [digits, digits], digits, Quantizer([0, 1, 2]))
     steps = random_steps(generator, 20)
     steps["observation"] += 2**53
     check_equal(parse_steps(steps_to_text(steps, template), template), steps)
@@ -105,6 +101,7 @@ def test_a_wrong_step_is_named(text, step):
         parse_steps(text, discrete_template("spelled"))
 
 
+NUMBER, MOVE = Quantizer(range(3)), Quantizer([0], ["go"])
 ORDER, TWICE = "A pattern has words and", "could be read in two ways"
 
 
