@@ -1,7 +1,5 @@
 """What a user needs to hold on a GPU, compared with the CPU. ``TEST_DEVICE=cpu`` runs the same code without a GPU."""
 
-from __future__ import annotations
-
 import os
 import warnings
 

@@ -1,7 +1,5 @@
 """JSON over HTTP with servers that trickle, break off, close connections, send too much, redirect, and repeat keys."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import socket

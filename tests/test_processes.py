@@ -1,7 +1,5 @@
 """Programs that are forked from a server end and print as those do that are started."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

@@ -1,7 +1,5 @@
 """One table of all benchmarks, and the command that makes it."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

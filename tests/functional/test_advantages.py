@@ -1,7 +1,5 @@
 """Two-clock advantages: by hand and against the plain recursion (``test_ppo`` compares them with TorchRL's)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

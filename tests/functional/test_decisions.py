@@ -1,7 +1,5 @@
 """States, actions and successors of rows, against a scan of the row token by token."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

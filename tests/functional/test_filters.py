@@ -1,7 +1,5 @@
 """Top-k, top-p, min-p and temperature, by hand and against a loop over the sorted tokens."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Divergences: by hand, against torch.distributions, in the mean over samples; their gradients and their memory."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

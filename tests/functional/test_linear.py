@@ -1,7 +1,5 @@
 """Terms of a linear layer over a vocabulary: equal to the plain form in value and gradient, whatever the pieces."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,7 +1,5 @@
 """Draws that depend on seed and counter alone."""
 
-from __future__ import annotations
-
 import torch
 
 from torchrl_lang.functional import random_index

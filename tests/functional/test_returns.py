@@ -1,7 +1,5 @@
 """Returns against the plain recursions, by hand, and where powers of gamma underflow."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The terms of the value losses: by hand, by their definitions, and their corner cases."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
