@@ -42,7 +42,6 @@ DEVICE = os.environ.get("TEST_DEVICE", "cuda")
 pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:No target network updater"),
 ]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums of single precision in another order
 
