@@ -254,13 +254,3 @@ def test_after_its_first_reward_a_stream_is_optimal(reward):
     assert torch.equal(returns[later], optimal[later])
     assert later[..., -1].all()
     assert (~found[..., 0]).float().mean() > 0.3  # the search took more than an episode
-
-
-def test_draws_are_uniform_over_what_is_possible():
-    source = PosteriorSampling(DarkRoomEnv(3, task=0, batch_size=[1, 9000]), 1, seed=3)
-    list(source.blocks())
-    source._possible = torch.tensor([True, False, True, True, False, False, False, False, True]).expand(9000, 9)
-    share = source._draw().bincount(minlength=9) / 9000
-    expected = torch.tensor([0.25, 0, 0.25, 0.25, 0, 0, 0, 0, 0.25])
-    torch.testing.assert_close(share, expected, atol=0.023, rtol=0)  # 5 deviations
-    assert (share[expected == 0] == 0).all()

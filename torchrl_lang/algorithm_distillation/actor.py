@@ -155,8 +155,7 @@ class HistoryActor(StreamPolicy):
 
     def _choose(self, parameters: Tensor) -> Tensor:
         """Sample actions at the temperature, or take the most likely ones."""
-        head = self.model.action_head
-        generator = self.random.generator
+        head, generator = self.model.action_head, self.random.generator
         if not (self.temperature and is_stochastic()):
             return parameters.argmax(-1) if head.is_discrete else head.loc_and_scale(parameters)[0]
         if head.is_discrete:
