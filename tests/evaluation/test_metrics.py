@@ -13,7 +13,6 @@ from torchrl_lang.evaluation import (
     GameRecords,
     Summary,
     distinct_n,
-    format_legend,
     format_seed_table,
     format_table,
     imitation_loss,
@@ -22,8 +21,9 @@ from torchrl_lang.evaluation import (
     perplexity,
     play_games,
     summarize,
-    unanswered,
 )
+from torchrl_lang.evaluation.metrics import unanswered
+from torchrl_lang.evaluation.tables import format_legend
 from torchrl_lang.modules import causal_lm, language_actor, row_log_prob
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 

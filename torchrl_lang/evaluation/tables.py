@@ -69,7 +69,8 @@ def format_legend(rows: Sequence[Summary], *, turns: str = "turns", metrics: Map
         metrics: meanings of the task's own metrics by name.
 
     Examples:
-        >>> from torchrl_lang.evaluation import Summary, format_legend
+        >>> from torchrl_lang.evaluation import Summary
+        >>> from torchrl_lang.evaluation.tables import format_legend
         >>> print(format_legend([Summary("BC", 1, -4.0, None, 0.0, None, 6.0)], turns="guesses"))
         player  who played
         games   number of games

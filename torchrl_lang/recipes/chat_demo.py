@@ -20,8 +20,9 @@ import torch
 
 from torchrl_lang._files import Record, read_json, write_file, write_json
 from torchrl_lang.envs.games.task import GamesTask
-from torchrl_lang.evaluation import GameRecords, Summary, format_legend, format_table, transcript_turns
+from torchrl_lang.evaluation import GameRecords, Summary, format_table, transcript_turns
 from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
+from torchrl_lang.evaluation.tables import format_legend
 from torchrl_lang.modules import UtteranceActor, language_actor, row_log_prob
 from torchrl_lang.modules.frozen.states_of_rows import StatesOfRows
 from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm
