@@ -293,14 +293,11 @@ def test_turns_of_another_player_have_no_log_probs(rows):
     assert [record.log_probs for record in records_of(rows, LETTERS)] == [(), (-12.0, -11.0, -10.0), (-19.0, -18.0)]
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_prompts_and_completions(chat):
+def test_prompts_and_completions_of_a_chat():
     torch.manual_seed(0)
-    tokenizer = LETTERS
-    if chat:
-        source = tokenizer_of(EXACT["chatml"])
-        tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
-    env = prompt_env(tokenizer, row_length=80 if chat else 16)
+    source = tokenizer_of(EXACT["chatml"])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
+    env = prompt_env(tokenizer, row_length=80)
     collector = Collector(env, actor(env), frames_per_batch=40, total_frames=40, auto_register_policy_transforms=False)
     rows_of = EpisodeRows(["token_log_prob"])
     rows = torch.cat([rows_of(steps) for steps in collector])
