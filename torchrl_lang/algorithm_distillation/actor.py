@@ -68,16 +68,10 @@ class HistoryActor(StreamPolicy):
     def begin(self, streams: int) -> None:
         """Drop all contexts, and begin ``streams`` empty ones."""
         model, device, shape = self.model, self.model.trunk.norm.weight.device, (streams, self.context)
-        action = _zeros(model.action, shape, device)
-        self._begin(
-            RollingContext(
-                {
-                    OBSERVATION: _zeros(model.observation, shape, device),
-                    ACTION: action.squeeze(-1) if isinstance(model.action, Discrete) else action,
-                    REWARD: torch.zeros(shape, device=device),
-                }
-            )
-        )
+        observation, action = (_zeros(kind, shape, device) for kind in (model.observation, model.action))
+        action = action.squeeze(-1) if isinstance(model.action, Discrete) else action
+        entries = {OBSERVATION: observation, ACTION: action, REWARD: torch.zeros(shape, device=device)}
+        self._begin(RollingContext(entries))
         self._past = model.trunk.empty_past(*shape) if self.cache else []
 
     def _read_prompt(self, context: RollingContext, steps: TensorDictBase) -> None:
