@@ -72,18 +72,6 @@ def test_resuming_with_other_parts(tmp_path, q_source):
     assert [part["steps"] for part in parts] == [17, 3, 10, 10, 10, 10]
 
 
-def test_continuous_observations_and_further_entries(tmp_path):
-    made = source()
-    steps = made.history()
-    steps["observation"] = torch.rand(3, 2, 60, 4, generator=torch.Generator().manual_seed(0))
-    steps["action"] = steps["observation"][..., :2].clone()
-    steps["weight"] = steps["observation"][..., 0].clone()
-    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
-        for first in range(0, 60, 25):
-            writer.extend(steps[..., first : first + 25])
-    assert (load_history(tmp_path).steps == steps).all()
-
-
 def test_another_source_and_folders_of_others_are_refused(tmp_path, q_source):
     folder = tmp_path / "history"
     record_history(folder, q_source)
@@ -201,22 +189,16 @@ def test_impossible_steps_are_refused_and_nothing_is_written(tmp_path, break_one
     assert (load_history(tmp_path).steps == whole).all()
 
 
-def test_log_probabilities_may_be_left_out_and_other_entries_may_not():
-    made = source()
-    assert "action_log_prob" not in LearningHistory(made.history().exclude("action_log_prob"), made.tasks).steps
-    with pytest.raises(KeyError, match="episode_step"):
-        LearningHistory(made.history().exclude("episode_step"), made.tasks)
-    with pytest.raises(ValueError, match=r"another batch size: \[3, 2, 60\]"):
-        LearningHistory(made.history(), made.tasks[:1])
-
-
 def fail(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *map(str, arguments[1:2]))
 
 
 def test_a_part_that_found_no_room_is_recorded_again(tmp_path, monkeypatch):
+    """Of real numbers, and with an entry that is not known."""
     made = source()
     steps = made.history()
+    steps["observation"] = torch.rand(3, 2, 60, 4, generator=torch.Generator().manual_seed(0))
+    steps["action"], steps["weight"] = steps["observation"][..., :2].clone(), steps["observation"][..., 0].clone()
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", lambda *arguments: fail(), raising=False)
@@ -235,8 +217,14 @@ def test_a_part_that_found_no_room_is_recorded_again(tmp_path, monkeypatch):
 
 
 def test_parts_that_do_not_fit(tmp_path):
+    """Log-probabilities may be left out, from the first step on."""
     made = source()
     steps = made.history()
+    assert "action_log_prob" not in LearningHistory(steps.exclude("action_log_prob"), made.tasks).steps
+    with pytest.raises(KeyError, match="episode_step"):
+        LearningHistory(steps.exclude("episode_step"), made.tasks)
+    with pytest.raises(ValueError, match=r"another batch size: \[3, 2, 60\]"):
+        LearningHistory(steps, made.tasks[:1])
     with HistoryWriter(tmp_path, made.tasks, 2, 30) as writer:
         for part in (steps[:, :1], steps, steps[..., :0]):
             with pytest.raises(ValueError, match="A part has batch size"):
@@ -311,22 +299,14 @@ def test_the_order_depends_on_the_seed_and_is_resumed(history):
     assert all(map(torch.equal, first[13:], take(resumed, 12)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"length": 0}, "length must be an integer of at least 1"),
-        ({"length": 61}, "No stream of 60 steps has a window of length=61 with skip_episodes=1"),
-        ({"length": 362}, "has a window of length=362"),  # the history has 360 steps in all
-        ({"length": 5, "tasks": [2, 3]}, r"numbers of tasks in the history, \[3\] are not"),
-        ({"length": 5, "tasks": []}, "numbers of tasks in the history, none are not"),
-    ],
-)
-def test_bad_options(history, options, message):
-    with pytest.raises(ValueError, match=message):
-        HistoryWindows(history, **options)
+@pytest.mark.parametrize("wrong", [{"length": 0}, {"length": 61}, {"length": 362}, {"tasks": [2, 3]}, {"tasks": []}])
+def test_bad_options(history, wrong):
+    """The history has streams of 60 steps, 360 in all."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HistoryWindows(history, **{"length": 5, **wrong})
 
 
-def test_parts_are_disjoint_and_complete():
+def test_parts_of_a_split_are_disjoint_and_complete():
     numbers = torch.arange(100, 181)
     split = split_tasks(numbers, seed=4)
     assert [len(part) for part in split] == [61, 8, 12]
@@ -334,9 +314,6 @@ def test_parts_are_disjoint_and_complete():
     assert all(part.tolist() == sorted(part.tolist()) for part in split)
     assert split_tasks(numbers, seed=4).test.tolist() == split.test.tolist()
     assert split_tasks(numbers, seed=5).test.tolist() != split.test.tolist()
-
-
-@pytest.mark.parametrize("shares", [{"validation": 0.5, "test": 0.5}, {"test": -0.1}, {"tasks": [1] * 10}])
-def test_bad_shares(shares):
-    with pytest.raises(ValueError, match="leave none of 10 different tasks"):
-        split_tasks(**{"tasks": 10, **shares})
+    for wrong in ({"validation": 0.5, "test": 0.5}, {"test": -0.1}, {"tasks": [1] * 10}):
+        with pytest.raises(ValueError, match="leave none of 10 different tasks"):
+            split_tasks(**{"tasks": 10, **wrong})
