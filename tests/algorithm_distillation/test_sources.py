@@ -126,22 +126,19 @@ def test_the_flags_and_numbers_of_every_history(make):
     assert history.shape == (*source.env.batch_size, STEPS)
     flat = history.flatten(0, 1)
     for stream in flat.unbind(0):
-        episode, step = 0, 0
-        for t in range(STEPS):
-            assert (stream["episode"][t].item(), stream["episode_step"][t].item()) == (episode, step)
-            limit = step + 1 == source.env.episode_length
-            assert stream["done"][t].item() == (limit or stream["terminated"][t].item())
-            episode, step = (episode + 1, 0) if stream["done"][t] else (episode, step + 1)
-    truncated = flat["done"] & ~flat["terminated"]
-    assert truncated.any()
+        episode, number = 0, 0
+        for step in stream.unbind(0):
+            assert (step["episode"].item(), step["episode_step"].item()) == (episode, number)
+            assert step["done"].item() == (number + 1 == source.env.episode_length or step["terminated"].item())
+            episode, number = (episode + 1, 0) if step["done"] else (episode, number + 1)
+    assert (flat["done"] & ~flat["terminated"]).any()
 
 
 def test_a_history_is_the_same_every_time_and_in_any_blocks(make):
     source = make(seed=3)
     whole, blocks = source.history(), torch.cat(list(source.blocks(7)), -1)
-    again = make(seed=3).history()
     assert (whole == blocks).all()
-    assert (whole == again).all()
+    assert (whole == make(seed=3).history()).all()
     assert not torch.equal(make(seed=4).history()["action"], whole["action"])
 
 
