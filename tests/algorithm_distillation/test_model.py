@@ -92,6 +92,8 @@ def test_the_model_of_an_environment_and_entries_of_specs():
 def test_wrong_options(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         model(**wrong)
+    with pytest.raises(ValueError, match="sizes"):
+        Discrete([])
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_by_hand():
     assert None not in summary.scalars().values()
     one = records([-6.0], [6], [True])
     one.last_reward.fill_(-1.0)
-    assert (summarize(one).return_error, summarize(one).win_rate) == (None, 0)
+    assert (summarize(one).return_error, summarize(one).win_error, summarize(one).win_rate) == (None, None, 0)
     assert "-6.00" in format_table([summarize(one)])
     with pytest.raises(ValueError, match="no games"):
         summarize(records([], [], []))
