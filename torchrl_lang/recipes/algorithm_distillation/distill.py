@@ -176,7 +176,7 @@ def _cells(report: InContextReport) -> list[str]:
         f"{sum(report.mean[-report.last :]) / report.last:.2f}",
         "-" if share is None else cell(share.mean, share.error, digits=1, scale=100, unit=" %"),
         cell(report.total_regret.mean, report.total_regret.error, digits=1),
-        "-" if worst is None else f"{100 * worst:.0f} %",
+        cell(worst, digits=0, scale=100, unit=" %"),
         f"{100 * report.never_found:.1f} %",
         f"p = {report.late_beats_early.p_value:.2g}",
     ]
