@@ -1,7 +1,5 @@
 """A task of one letter whose best policy under a penalty is known: ``pi(a) ~ ref(a) exp(R(a) / coef)``."""
 
-from __future__ import annotations
-
 import torch
 
 from torchrl_lang.envs.language_env import LanguageEnv, Reply

@@ -21,25 +21,9 @@ def test_options_in_their_range(value):
 
 @pytest.mark.parametrize(
     "option",
-    [
-        (0, "(0, 1]"),
-        (1.1, "(0, 1]"),
-        (1, "[0, 1)"),
-        (-0.1, "[0, 1]"),
-        ("x", "[0, 1]"),
-        ("0.1", "[0, 1]"),
-        (float("nan"), "[0, inf)"),
-    ]
-    + [
-        (float("inf"), "(-inf, inf)"),
-        (0, 1),
-        (1.5, 1),
-        (torch.tensor(1.5), 1),
-        (True, 1),
-        ("monte", ("td", "mc")),
-        (None, ("td", "mc")),
-    ]
-    + [(None, "[0, 1]"), (None, 1)],
+    [(0, "(0, 1]"), (1.1, "(0, 1]"), (1, "[0, 1)"), (-0.1, "[0, 1]"), ("x", "[0, 1]"), ("0.1", "[0, 1]")]
+    + [(float("nan"), "[0, inf)"), (float("inf"), "(-inf, inf)"), (None, "[0, 1]"), (None, 1)]
+    + [(0, 1), (1.5, 1), (torch.tensor(1.5), 1), (True, 1), ("monte", ("td", "mc")), (None, ("td", "mc"))],
 )
 def test_options_outside_of_their_range(option):
     with pytest.raises(ValueError, match=r"^share must .*, got "):

@@ -1,7 +1,5 @@
 """What a user needs to hold on a GPU, compared with the CPU. ``TEST_DEVICE=cpu`` runs the same code without a GPU."""
 
-from __future__ import annotations
-
 import os
 import warnings
 
@@ -44,7 +42,6 @@ DEVICE = os.environ.get("TEST_DEVICE", "cuda")
 pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:No target network updater"),
 ]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums of single precision in another order
 

@@ -1,7 +1,5 @@
 """Every example runs and ends by showing something; those that learn for long learn for three steps here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

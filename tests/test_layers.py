@@ -1,7 +1,5 @@
 """Who may import whom: lower layers know nothing of higher ones, and importing a module has no effect."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A stream of one's own, that travels."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

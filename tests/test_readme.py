@@ -1,7 +1,5 @@
 """The README is a landing page: its code runs as it stands, its links lead somewhere, and it is short."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows that are well-formed pass; for every way to be wrong there is an error that says which."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """No dataset, model or checkpoint can run as code: no pickle, no eval, no import by a name from a file."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line as a process: what happens to its output, its input and its signals."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

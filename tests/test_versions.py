@@ -1,7 +1,5 @@
 """The ranges of `pyproject.toml`: they admit what is tested, and the classifiers list the Pythons that are tried."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

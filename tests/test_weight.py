@@ -1,7 +1,5 @@
 """The library stays light: few guards, no import circles, few files with one importer, few files to add a loss."""
 
-from __future__ import annotations
-
 import ast
 import re
 

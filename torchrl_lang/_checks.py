@@ -205,11 +205,8 @@ def is_wrapper(module: object) -> bool:
 
 def _refuse_tokenizer(actor: object) -> Any:
     """Refused with a TypeError: TorchRL's losses that ask for one, SFTLoss and DistillationLoss, read chats."""
-    name, advice = (
-        type(actor).__name__,
-        "give it a wrapper and the steps of chat_from_rows(rows), or use BCLoss on rows",
-    )
-    raise TypeError(f"A loss that asks for a tokenizer reads chats, and {name} reads rows: {advice}.")
+    advice = "give it a wrapper and the steps of chat_from_rows(rows), or use BCLoss on rows"
+    raise TypeError(f"A loss that asks for a tokenizer reads chats, and {type(actor).__name__} reads rows: {advice}.")
 
 
 no_tokenizer: Any = property(_refuse_tokenizer)

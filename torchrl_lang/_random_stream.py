@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -123,9 +124,4 @@ def seeded_generators(seed: int, *policies: Any) -> Iterator[None]:
 
 
 def _generator(seed: int | None) -> torch.Generator:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
+    return torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)

@@ -107,15 +107,12 @@ def test_after_a_part_of_an_episode_comes_a_new_one(made):
 
 
 def test_samples_have_the_probabilities_of_the_model():
-    made = model()
+    made, parameters = model(), []
     actor = HistoryActor(made, temperature=2.0, seed=0)
-    streams = 20_000
-    actor.begin(streams)
-    parameters = []
+    actor.begin(20_000)
     made.action_head.register_forward_hook(lambda module, inputs, output: parameters.append(output))
-    action = actor.act(torch.ones(streams, 2, dtype=torch.int64))
-    expected = (parameters[0][0] / 2).softmax(-1)
-    assert torch.allclose(action.bincount(minlength=5) / streams, expected, atol=0.02)
+    action = actor.act(torch.ones(20_000, 2, dtype=torch.int64))
+    assert torch.allclose(action.bincount(minlength=5) / 20_000, (parameters[0][0] / 2).softmax(-1), atol=0.02)
 
 
 def test_observations_and_rewards_of_other_dtypes_are_converted(made):

@@ -6,8 +6,10 @@ import os
 import shutil
 from collections import Counter
 from functools import reduce
+from itertools import product
 from operator import getitem
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,24 +37,9 @@ def test_a_recorded_history_is_that_of_its_source(tmp_path, q_source):
     assert loaded.steps.shape == (3, 2, 60)
     assert loaded.tasks == [{"task": 2, "goal": [0, 2]}, {"task": 5, "goal": [1, 2]}, {"task": 7, "goal": [2, 1]}]
     assert loaded.task_numbers.tolist() == TASKS
-    assert loaded.source == {
-        "algorithm": "QLearning",
-        "seed": 0,
-        "learning_rate": 0.5,
-        "gamma": 0.9,
-        "decay": {"first": 1, "last": 0.5, "fraction": [0.3, 1.0]},
-        "env": {
-            "env": "DarkRoomEnv",
-            "episode_length": 7,
-            "n_tasks": 9,
-            "n_states": 9,
-            "n_actions": 5,
-            "size": 3,
-            "start": "random",
-            "reward": "once",
-        },
-    }
-    assert loaded.complete
+    about = {"algorithm": "QLearning", "seed": 0, "learning_rate": 0.5, "gamma": 0.9}
+    about |= {"decay": {"first": 1, "last": 0.5, "fraction": [0.3, 1.0]}, "env": q_source.env.describe()}
+    assert loaded.source == about
 
 
 @pytest.mark.slow
@@ -66,9 +53,7 @@ def test_a_recording_killed_at_any_step_is_resumed(tmp_path, q_source):
             partial = load_history(folder, unfinished=True)
             found.add(partial.recorded)
             assert (partial.steps == expected[..., : partial.recorded]).all()
-        resumed = record_history(folder, q_source, part=1)
-        assert resumed.complete
-        assert (resumed.steps == expected).all()
+        assert (record_history(folder, q_source, part=1).steps == expected).all()
         shutil.rmtree(folder)
     assert found == {1, 2}
 
@@ -80,51 +65,36 @@ def test_resuming_with_other_parts(tmp_path, q_source):
     with pytest.raises(ValueError, match="has 17 of 60 planned steps: resume it, or use unfinished=True"):
         load_history(folder)
     partial = load_history(folder, unfinished=True)
-    assert (partial.complete, partial.steps.shape) == (False, (3, 2, 17))
+    assert partial.steps.shape == (3, 2, 17)
     assert (partial.flat[partial.flat_index()] == steps[..., :17]).all()
     assert (record_history(folder, q_source, part=10).steps == steps).all()
     parts = json.loads((folder / "manifest.json").read_text())["parts"]
     assert [part["steps"] for part in parts] == [17, 3, 10, 10, 10, 10]
 
 
-def test_continuous_observations_and_further_entries(tmp_path):
-    made = source()
-    steps = made.history()
-    steps["observation"] = torch.rand(3, 2, 60, 4, generator=torch.Generator().manual_seed(0))
-    steps["action"] = steps["observation"][..., :2].clone()
-    steps["weight"] = steps["observation"][..., 0].clone()
-    with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
-        for first in range(0, 60, 25):
-            writer.extend(steps[..., first : first + 25])
-    assert (load_history(tmp_path).steps == steps).all()
-
-
-def test_another_source_is_refused(tmp_path, q_source):
+def test_another_source_and_folders_of_others_are_refused(tmp_path, q_source):
     folder = tmp_path / "history"
     record_history(folder, q_source)
+    other = source("every_step", algorithm=type(q_source))
     with pytest.raises(ValueError, match=r"begun with other \['source'\]"):
-        record_history(folder, source("every_step", algorithm=type(q_source)))
+        record_history(folder, other)
     with pytest.raises(FileExistsError, match="resume=True"):
         record_history(folder, q_source, resume=False)
-    other = source("every_step", algorithm=type(q_source))
     other.describe = q_source.describe  # steps that differ although the description is the same
     with pytest.raises(ValueError, match="is that of another source"):
         record_history(folder, other)
-
-
-def test_folders_of_others_and_of_running_writers_are_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="holds something other"), HistoryWriter(tmp_path, [{"task": 0}], 1, 1):
         pass
-    folder = tmp_path / "history"
-    with (
-        HistoryWriter(folder, [{"task": 0}], 1, 1),
-        pytest.raises(FileExistsError, match="Another process writes in"),
-        HistoryWriter(folder, [{"task": 0}], 1, 1),
-    ):
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
+    first, second = (HistoryWriter(tmp_path, [{"task": 0}], 1, 1) for _ in range(2))
+    with first, pytest.raises(FileExistsError, match="Another process writes in"), second:
         pass
-    with HistoryWriter(folder, [{"task": 0}], 1, 1):  # the lock was released
+    with second:  # the lock was released
         pass
+    with pytest.raises(RuntimeError, match="in a with statement only"):
+        second.extend(source(steps=1).history())
 
 
 @pytest.mark.parametrize("key", ["observation", "terminated"])
@@ -202,10 +172,7 @@ def one_more(value):
         (change("observation", lambda value: value.half()), "float16"),
         (change("observation", lambda value: value[..., :0]), "sizes of at least 1"),
         (lambda steps: steps.clone().set("a-b", torch.ones(3, 2, 60)), "'a-b'"),
-        (
-            change("observation", lambda x: torch.stack([x[..., 0], x[..., 0] / 0], -1).float()),
-            "non-finite 'observation'",
-        ),
+        (change("observation", lambda x: x * torch.tensor([1, torch.inf])), "non-finite 'observation'"),
     ],
 )
 def test_impossible_steps_are_refused_and_nothing_is_written(tmp_path, break_one, message):
@@ -222,22 +189,16 @@ def test_impossible_steps_are_refused_and_nothing_is_written(tmp_path, break_one
     assert (load_history(tmp_path).steps == whole).all()
 
 
-def test_log_probabilities_may_be_left_out_and_other_entries_may_not():
-    made = source()
-    assert "action_log_prob" not in LearningHistory(made.history().exclude("action_log_prob"), made.tasks).steps
-    with pytest.raises(KeyError, match="episode_step"):
-        LearningHistory(made.history().exclude("episode_step"), made.tasks)
-    with pytest.raises(ValueError, match=r"another batch size: \[3, 2, 60\]"):
-        LearningHistory(made.history(), made.tasks[:1])
-
-
 def fail(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *map(str, arguments[1:2]))
 
 
 def test_a_part_that_found_no_room_is_recorded_again(tmp_path, monkeypatch):
+    """Of real numbers, and with an entry that is not known."""
     made = source()
     steps = made.history()
+    steps["observation"] = torch.rand(3, 2, 60, 4, generator=torch.Generator().manual_seed(0))
+    steps["action"], steps["weight"] = steps["observation"][..., :2].clone(), steps["observation"][..., 0].clone()
     with HistoryWriter(tmp_path, made.tasks, 2, 60) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", lambda *arguments: fail(), raising=False)
@@ -256,8 +217,14 @@ def test_a_part_that_found_no_room_is_recorded_again(tmp_path, monkeypatch):
 
 
 def test_parts_that_do_not_fit(tmp_path):
+    """Log-probabilities may be left out, from the first step on."""
     made = source()
     steps = made.history()
+    assert "action_log_prob" not in LearningHistory(steps.exclude("action_log_prob"), made.tasks).steps
+    with pytest.raises(KeyError, match="episode_step"):
+        LearningHistory(steps.exclude("episode_step"), made.tasks)
+    with pytest.raises(ValueError, match=r"another batch size: \[3, 2, 60\]"):
+        LearningHistory(steps, made.tasks[:1])
     with HistoryWriter(tmp_path, made.tasks, 2, 30) as writer:
         for part in (steps[:, :1], steps, steps[..., :0]):
             with pytest.raises(ValueError, match="A part has batch size"):
@@ -281,37 +248,20 @@ def test_steps_are_on_the_disk_before_the_manifest_lists_them(tmp_path, monkeypa
     assert calls == ["rows", *keys, 1, *keys, 2]
 
 
-def kept_steps(history, task, stream, skip, remainder):
-    """The steps of one stream, in order, whose episode leaves a remainder; in a plain loop."""
-    episode = history.steps["episode"][task, stream].tolist()
-    return [step for step, number in enumerate(episode) if number % skip == remainder]
-
-
-def all_windows(history, length, skip=1, at_episode_start=False, tasks=range(3)):
+def all_windows(history, length, skip=1, at_episode_start=False):
     """Every window as (task, stream, steps), in plain loops."""
-    found = Counter()
-    for task in tasks:
-        for stream in range(2):
-            for remainder in range(skip):
-                steps = kept_steps(history, task, stream, skip, remainder)
-                for first in range(len(steps) - length + 1):
-                    if at_episode_start and history.steps["episode_step"][task, stream, steps[first]] != 0:
-                        continue
-                    found[(task, stream, *steps[first : first + length])] += 1
+    found, (episodes, numbers) = Counter(), (history.steps[key].tolist() for key in ("episode", "episode_step"))
+    for task, stream, remainder in product(range(3), range(2), range(skip)):
+        kept = [step for step, episode in enumerate(episodes[task][stream]) if episode % skip == remainder]
+        for first in range(len(kept) - length + 1):
+            if not at_episode_start or numbers[task][stream][kept[first]] == 0:
+                found[(task, stream, *kept[first : first + length])] += 1
     return found
 
 
 def located(history, index):
     """Windows of indices as (task, stream, steps); fails if one crosses a stream."""
-    places = {
-        number: place
-        for place, number in (
-            ((task, stream, step), int(history.flat_index()[task, stream, step]))
-            for task in range(3)
-            for stream in range(2)
-            for step in range(history.recorded)
-        )
-    }
+    places = {number: place for place, number in np.ndenumerate(history.flat_index().numpy())}
     for window in index.tolist():
         steps = [places[number] for number in window]
         assert len({place[:2] for place in steps}) == 1, "crosses a stream"
@@ -321,24 +271,17 @@ def located(history, index):
 @pytest.mark.parametrize(
     ("length", "skip", "at_episode_start"), [(1, 1, False), (4, 2, True), (13, 3, False), (13, 1, True)]
 )
-def test_an_epoch_is_every_window_once(history, length, skip, at_episode_start):
-    windows = HistoryWindows(history, length, skip_episodes=skip, at_episode_start=at_episode_start)
-    found = Counter()
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_an_epoch_is_every_window_of_recorded_steps_once(tmp_path, length, skip, at_episode_start, unfinished):
+    made = source()
+    with HistoryWriter(tmp_path, made.tasks, 2, 100 if unfinished else 60) as writer:
+        writer.extend(made.history())
+    history = load_history(tmp_path, unfinished=unfinished)
+    windows, found = HistoryWindows(history, length, skip_episodes=skip, at_episode_start=at_episode_start), Counter()
     for batch in windows.buffer(8):
         found.update(located(history, batch["index"]))
     assert found == all_windows(history, length, skip, at_episode_start)
     assert found.total() == len(windows)
-
-
-def test_unfinished_histories_have_windows_of_recorded_steps_only(tmp_path):
-    made = source()
-    with HistoryWriter(tmp_path, made.tasks, 2, 100) as writer:
-        writer.extend(made.history())
-    history = load_history(tmp_path, unfinished=True)
-    found = Counter()
-    for batch in HistoryWindows(history, 9, skip_episodes=2).buffer(32):
-        found.update(located(history, batch["index"]))
-    assert found == all_windows(history, 9, skip=2)
 
 
 def test_the_order_depends_on_the_seed_and_is_resumed(history):
@@ -356,22 +299,14 @@ def test_the_order_depends_on_the_seed_and_is_resumed(history):
     assert all(map(torch.equal, first[13:], take(resumed, 12)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"length": 0}, "length must be an integer of at least 1"),
-        ({"length": 61}, "No stream of 60 steps has a window of length=61 with skip_episodes=1"),
-        ({"length": 362}, "has a window of length=362"),  # the history has 360 steps in all
-        ({"length": 5, "tasks": [2, 3]}, r"numbers of tasks in the history, \[3\] are not"),
-        ({"length": 5, "tasks": []}, "numbers of tasks in the history, none are not"),
-    ],
-)
-def test_bad_options(history, options, message):
-    with pytest.raises(ValueError, match=message):
-        HistoryWindows(history, **options)
+@pytest.mark.parametrize("wrong", [{"length": 0}, {"length": 61}, {"length": 362}, {"tasks": [2, 3]}, {"tasks": []}])
+def test_bad_options(history, wrong):
+    """The history has streams of 60 steps, 360 in all."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HistoryWindows(history, **{"length": 5, **wrong})
 
 
-def test_parts_are_disjoint_and_complete():
+def test_parts_of_a_split_are_disjoint_and_complete():
     numbers = torch.arange(100, 181)
     split = split_tasks(numbers, seed=4)
     assert [len(part) for part in split] == [61, 8, 12]
@@ -379,9 +314,6 @@ def test_parts_are_disjoint_and_complete():
     assert all(part.tolist() == sorted(part.tolist()) for part in split)
     assert split_tasks(numbers, seed=4).test.tolist() == split.test.tolist()
     assert split_tasks(numbers, seed=5).test.tolist() != split.test.tolist()
-
-
-@pytest.mark.parametrize("shares", [{"validation": 0.5, "test": 0.5}, {"test": -0.1}, {"tasks": [1] * 10}])
-def test_bad_shares(shares):
-    with pytest.raises(ValueError, match="leave none of 10 different tasks"):
-        split_tasks(**{"tasks": 10, **shares})
+    for wrong in ({"validation": 0.5, "test": 0.5}, {"test": -0.1}, {"tasks": [1] * 10}):
+        with pytest.raises(ValueError, match="leave none of 10 different tasks"):
+            split_tasks(**{"tasks": 10, **wrong})

@@ -79,26 +79,18 @@ def test_a_seed_determines_the_returns_whatever_was_drawn_before():
 
 
 def test_tasks_that_change_between_episodes_are_refused():
-    with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
-        evaluate_in_context(DarkRoomEnv(3, batch_size=[4]), RandomPolicy(5), 2)
-    with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
-        evaluate_in_context(TransformedEnv(DarkRoomEnv(3, batch_size=[4])), RandomPolicy(5), 2)
-    for side_by_side in (SerialEnv, ParallelEnv):
-        env = side_by_side(2, partial(DarkRoomEnv, 3, batch_size=[]))
+    together = [side_by_side(2, partial(DarkRoomEnv, 3, batch_size=[])) for side_by_side in (SerialEnv, ParallelEnv)]
+    for env in (DarkRoomEnv(3, batch_size=[4]), *map(TransformedEnv, [DarkRoomEnv(3, batch_size=[4]), *together])):
         with pytest.raises(ValueError, match="DarkRoomEnv draws a task for each episode"):
-            evaluate_in_context(TransformedEnv(env), RandomPolicy(5), 2)
-        assert env.is_closed
+            evaluate_in_context(env, RandomPolicy(5), 2)
+    assert all(env.is_closed for env in together)
     with pytest.raises(ValueError, match="episodes must be an integer of at least 1"):
         evaluate_in_context(DarkRoomEnv(3, task=0), RandomPolicy(5), 0)
 
 
 def test_environments_of_one_row_each_side_by_side():
     """A ``SerialEnv``, as of Gymnasium's environments: each has its task, and the returns are those of one batch."""
-
-    def single(task):
-        return lambda: DarkRoomEnv(3, task=task, batch_size=[], episode_length=4)
-
-    env = SerialEnv(9, [single(task) for task in range(9)])
+    env = SerialEnv(9, [partial(DarkRoomEnv, 3, task=task, batch_size=[], episode_length=4) for task in range(9)])
     together = DarkRoomEnv(3, task=torch.arange(9), batch_size=[9], episode_length=4)
     returns = [evaluate_in_context(each, RandomPolicy(5), 3, seed=1) for each in (env, together)]
     assert returns[0].shape == (9, 3)

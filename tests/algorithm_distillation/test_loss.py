@@ -114,7 +114,7 @@ def test_terms_are_float32_under_autocast(made):
     assert torch.allclose(out["loss_reward"], 0.5 * wrong.squeeze(-1) ** 2, rtol=1e-5)
 
 
-def test_rewards_and_ends_of_one_step_need_no_dimension():
+def test_rewards_and_ends_of_one_step_need_no_dimension_and_a_weight_of_zero_is_not_computed():
     """As the model reads them; windows of one step must not be broadcast."""
     made = model()
     rows = windows(made, length=1)
@@ -122,12 +122,7 @@ def test_rewards_and_ends_of_one_step_need_no_dimension():
     loss = ADLoss(made, reduction="none", **WEIGHTS)
     for key, value in loss(rows).items():
         assert torch.equal(loss(plain)[key], value), key
-
-
-def test_a_weight_of_zero_is_not_computed():
-    made = model()
-    rows = windows(made).exclude("done", "action_log_prob")
-    out = ADLoss(made)(rows)
+    out = ADLoss(made)(rows.exclude("done", "action_log_prob"))
     assert sorted(out.keys()) == ["action_accuracy", "action_nll", "loss_action"]
     out["loss_action"].backward()
     assert all(parameter.grad is None for parameter in made.outcome_head.parameters())

@@ -88,17 +88,12 @@ def test_the_model_of_an_environment_and_entries_of_specs():
             entry_of_spec(spec)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context": 4}, "context must be an integer of at least 5, got 4"),
-        ({"width": 15}, "width must be a multiple of heads, got width=15 and heads=2"),
-        ({"action": Discrete([2, 2])}, "A discrete action has one component"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        model(**options)
+@pytest.mark.parametrize("wrong", [{"context": 4}, {"width": 15}, {"action": Discrete([2, 2])}])
+def test_wrong_options(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        model(**wrong)
+    with pytest.raises(ValueError, match="sizes"):
+        Discrete([])
 
 
 @pytest.mark.parametrize(

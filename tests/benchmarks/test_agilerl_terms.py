@@ -20,10 +20,7 @@ from torchrl_lang.modules.agilerl.checkpoint import agilerl_agent
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.schema import check_row
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:No target network updater:UserWarning"),
-    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 ROOT = Path(__file__).parents[2]
 needs_agilerl = pytest.mark.skipif(not installed(), reason=f"no AgileRL in {FOLDER.name}: run its benchmark once")
 

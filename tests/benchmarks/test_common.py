@@ -1,7 +1,5 @@
 """Figures with their spread, timing in turns, records that remember the last one, and where things run."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Pictures of curves: plain data in, small files out, names that do not cover each other."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of what ran on a GPU."""
 
-from __future__ import annotations
-
 from benchmarks import __main__ as benchmarks
 from benchmarks import gpu
 

@@ -1,7 +1,5 @@
 """The table of online methods: lengths that fit a budget, commands that exist, figures from logs."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.online_table import METHODS, NO_KL, TRIAL, Task, _command, _log, iterations, place, text

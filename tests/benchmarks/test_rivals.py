@@ -18,10 +18,7 @@ from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_acto
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.training import total_loss
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
-    pytest.mark.filterwarnings("ignore:No target network updater:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 KEYS = ["agent_mask", "attention_mask", "terminated", "token_reward", "tokens"]
 
 

@@ -1,7 +1,5 @@
 """Scaling curves: their steepness by hand, what they hold, and steps that run on whatever device they are given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

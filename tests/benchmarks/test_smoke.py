@@ -1,7 +1,5 @@
 """Every benchmark runs to its end on small sizes, and records nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import __main__ as command

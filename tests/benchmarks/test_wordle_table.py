@@ -1,7 +1,5 @@
 """The table of Wordle experiments: what is missing is run, what is there is kept, gaps are shown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

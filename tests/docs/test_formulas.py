@@ -1,7 +1,5 @@
 """Formulas of docstrings in LaTeX: one by hand, and those of all losses."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

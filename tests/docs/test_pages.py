@@ -1,7 +1,5 @@
 """The Python code of every documentation page runs, from top to bottom, and does what the page claims."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 import shlex

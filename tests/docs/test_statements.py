@@ -1,7 +1,5 @@
 """Numbers and lists that pages state, computed."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Walks in a corridor from places drawn by chance: straight ones of as many turns as it takes, some cut off."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -13,7 +13,6 @@ from torchrl_lang.evaluation import (
     GameRecords,
     Summary,
     distinct_n,
-    format_legend,
     format_seed_table,
     format_table,
     imitation_loss,
@@ -22,8 +21,9 @@ from torchrl_lang.evaluation import (
     perplexity,
     play_games,
     summarize,
-    unanswered,
 )
+from torchrl_lang.evaluation.metrics import unanswered
+from torchrl_lang.evaluation.tables import format_legend
 from torchrl_lang.modules import causal_lm, language_actor, row_log_prob
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
@@ -61,7 +61,7 @@ def test_by_hand():
     assert None not in summary.scalars().values()
     one = records([-6.0], [6], [True])
     one.last_reward.fill_(-1.0)
-    assert (summarize(one).return_error, summarize(one).win_rate) == (None, 0)
+    assert (summarize(one).return_error, summarize(one).win_error, summarize(one).win_rate) == (None, None, 0)
     assert "-6.00" in format_table([summarize(one)])
     with pytest.raises(ValueError, match="no games"):
         summarize(records([], [], []))

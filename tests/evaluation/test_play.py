@@ -9,7 +9,8 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_lang.envs import TokenEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.envs.wordle import WordleEnv
-from torchrl_lang.evaluation import GameRecords, play_games, summarize, unanswered
+from torchrl_lang.evaluation import GameRecords, play_games, summarize
+from torchrl_lang.evaluation.metrics import unanswered
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
 from torchrl_lang.schema import ROW_KEYS, check_row
 

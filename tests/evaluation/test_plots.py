@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import math
 import sys
 
 import pytest
 
-from torchrl_lang.evaluation import Summary, plot_guess_histogram
-from torchrl_lang.evaluation.plots import draw_run, new_figure
+from torchrl_lang.evaluation import Summary
+from torchrl_lang.evaluation.plots import draw_run, new_figure, plot_guess_histogram
 
 pytest.importorskip("matplotlib")
 

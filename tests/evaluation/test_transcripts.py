@@ -4,14 +4,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.evaluation import (
-    TILES,
-    GameRecords,
-    format_transcript,
-    play_games,
-    transcript_turns,
-    write_transcripts,
-)
+from torchrl_lang import evaluation
+from torchrl_lang.evaluation import TILES, GameRecords, format_transcript, transcript_turns
+from torchrl_lang.evaluation.transcripts import write_transcripts
 from torchrl_lang.text import CharTokenizer
 
 TOKENIZER = CharTokenizer([*"abcde", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"])
@@ -76,7 +71,7 @@ def test_file(tmp_path):
 
 def test_rewards_of_real_games_are_all_told(corridor, straight):
     env = corridor(4)
-    records = play_games(env, straight(env), games=4)
+    records = evaluation.play_games(env, straight(env), games=4)
     for game in range(4):
         turns = transcript_turns(records.rows[game], env.tokenizer)
         assert sum(reward for _, _, reward in turns) == records.returns[game]

@@ -1,7 +1,5 @@
 """Preference rates, rank accuracy and advantages of texts by hand, and the exact values that tasks know."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from functools import cache

@@ -105,9 +105,7 @@ def test_untried_tokens_are_those_that_the_model_hardly_ever_writes(actor):
         assert value_report(actor, prefers, ValueHead(16), episodes(), CONTROL).untried_rate == rate
 
 
-def test_the_sentence_names_what_is_missing():
-    report = ValueReport(9, 0.5, 0.1, 0.2, 1.0, 0.0, 0.0)
-    assert str(report) == "values are not ready, fit 0.20 (at least 0.5): use beta <= 1"
+def test_values_are_ready_that_fit_and_prefer_what_was_tried():
     assert not ValueReport(9, 0.5, 0.1, math.nan, 1.0, 0.0, 0.0).ready
     assert ValueReport(9, -0.2, 0.1, 0.9, 1.0, 0.0, 0.03).ready
     report = ValueReport(9, 0.5, 0.1, 0.2, 1.0, 0.0, 0.5)

@@ -1,7 +1,5 @@
 """Two-clock advantages: by hand and against the plain recursion (``test_ppo`` compares them with TorchRL's)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -66,15 +64,6 @@ def plain(real, agent, reward, value, last_value, *, gamma, lmbda, turn_gamma, t
         to_go = reward[p] + g * ((1 - trust) * following + trust * to_go)
         advantage[p] = to_go - value[p]
     return advantage
-
-
-def test_turn_ends_by_hand():
-    """A silent environment: ``a </a> b </a>``."""
-    silent = torch.tensor([0, 1, 1, 1, 1]).bool()
-    tokens = torch.tensor([5, 7, 1, 7, 1])
-    real = torch.ones(5, dtype=torch.bool)
-    assert not turn_end_mask(real, silent).any()
-    assert turn_end_mask(real, silent, tokens, end_of_action=1).nonzero().flatten().tolist() == [1, 3]
 
 
 unit = st.floats(0, 1, width=32)

@@ -1,12 +1,10 @@
 """States, actions and successors of rows, against a scan of the row token by token."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import decision_mask, find_decisions, shift_left
+from torchrl_lang.functional import decision_mask, find_decisions
 from torchrl_lang.functional.decisions import row_length
 
 
@@ -33,9 +31,3 @@ def test_any_ragged_batch(rows):
     assert len(found.row) == len(at) + len({row for row, *_ in at})  # one bootstrap state a row that decides
     assert decision_mask(agent).nonzero().tolist() == [[row, place] for row, place, *_ in at]
     assert row_length(real).tolist() == [len(row.rstrip(".")) for row in rows]
-
-
-def test_shift_left_keeps_shape_and_dtype():
-    values = torch.arange(12.0).reshape(2, 2, 3)
-    assert shift_left(values).tolist() == [[[1, 2, 0], [4, 5, 0]], [[7, 8, 0], [10, 11, 0]]]
-    assert shift_left(torch.ones(1, 1, dtype=torch.bool)).tolist() == [[False]]

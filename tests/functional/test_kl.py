@@ -1,7 +1,5 @@
 """Divergences: by hand, against torch.distributions, in the mean over samples; their gradients and their memory."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -10,7 +8,8 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 
 from benchmarks.memory import peak_bytes
-from torchrl_lang.functional import categorical_entropy, categorical_kl, kl_estimate, projected_kl
+from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
+from torchrl_lang.functional.kl import categorical_entropy
 
 INF = math.inf
 LOG2 = math.log(2)

@@ -1,13 +1,10 @@
 """Returns against the plain recursions, by hand, and where powers of gamma underflow."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_lang.functional import lambda_returns, returns_to_go
-from torchrl_lang.functional.returns import td_target
 
 rewards = st.floats(-5, 5, width=32)
 step = st.tuples(rewards, st.floats(-5, 5, width=32), st.booleans())  # reward, value, is a decision
@@ -52,9 +49,3 @@ def test_lambda_returns_are_the_recursion(table, gamma, lmbda, worth):
         mixed = (1 - lmbda) * value[:, t] + lmbda * (reward[:, t] + gamma * after)
         after = torch.where(decision[:, t], mixed, after)
         torch.testing.assert_close(got[:, t], after, rtol=1e-8, atol=1e-8)
-
-
-def test_td_target_by_hand():
-    reward, value = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([4.0, float("nan"), -2.0])
-    ended = torch.tensor([False, True, False])
-    assert td_target(reward, value, ended, 0.5).tolist() == [3.0, 1.0, -1.0]

@@ -1,7 +1,5 @@
 """The terms of the value losses: by hand, by their definitions, and their corner cases."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -15,12 +13,9 @@ from torchrl_lang.functional.value_terms import explained_variance, masked_mean
 numbers = st.floats(-10, 10, width=32)
 
 
-@pytest.mark.parametrize(
-    ("error", "expectile", "loss"),
-    [(2.0, 0.75, 3.0), (-2.0, 0.75, 1.0), (0.0, 0.9, 0.0), (-1.0, 0.9, 0.1), (3.0, 0.5, 4.5)],
-)
-def test_expectile_table(error, expectile, loss):
-    assert expectile_loss(torch.tensor(error), expectile).item() == pytest.approx(loss, rel=1e-5)
+def test_expectile_table():
+    for error, tau, loss in ((2.0, 0.75, 3.0), (-2.0, 0.75, 1.0), (0.0, 0.9, 0.0), (-1.0, 0.9, 0.1), (3.0, 0.5, 4.5)):
+        assert expectile_loss(torch.tensor(error), tau).item() == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("term", [cql_term, margin_term])

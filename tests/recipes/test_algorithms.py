@@ -15,7 +15,8 @@ from tests.recipes.walks import ALGORITHMS, generate, train
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset, row_returns
-from torchrl_lang.evaluation import imitation_loss, read_columns
+from torchrl_lang.evaluation import imitation_loss
+from torchrl_lang.evaluation.plots import read_columns
 from torchrl_lang.modules import (
     CHAIActor,
     ReturnConditionedActor,

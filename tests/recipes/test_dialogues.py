@@ -18,7 +18,7 @@ from torchrl_lang.data import dataset_from_jsonl, load_dataset
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
 from torchrl_lang.envs.visual_dialogue.protocol import RequestError
-from torchrl_lang.evaluation import read_columns
+from torchrl_lang.evaluation.plots import read_columns
 from torchrl_lang.modules import TiedQValueHead, load_agent
 from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline import longest_utterance

@@ -10,7 +10,7 @@ from tests.processes import spawned
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, write_dataset
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
-from torchrl_lang.evaluation import read_columns
+from torchrl_lang.evaluation.plots import read_columns
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.recipes.algorithms import ALGORITHMS
 from torchrl_lang.recipes.load_run import load_run

@@ -10,7 +10,8 @@ from tests.recipes.lines import refused
 from tests.recipes.walks import TINY, train
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_buffer
-from torchrl_lang.evaluation import imitation_loss, read_columns, value_report
+from torchrl_lang.evaluation import imitation_loss, value_report
+from torchrl_lang.evaluation.plots import read_columns
 from torchrl_lang.modules import language_actor
 from torchrl_lang.modules.frozen import lower_layers
 from torchrl_lang.modules.frozen.lower_layers import StatesOfRows

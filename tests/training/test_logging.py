@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torchrl.record.loggers import get_logger
 
 from torchrl_lang._files import FileError
-from torchrl_lang.evaluation import read_columns
+from torchrl_lang.evaluation.plots import read_columns
 from torchrl_lang.training import RunLog, make_log
 from torchrl_lang.training.metrics import to_scalars
 

@@ -68,16 +68,10 @@ class HistoryActor(StreamPolicy):
     def begin(self, streams: int) -> None:
         """Drop all contexts, and begin ``streams`` empty ones."""
         model, device, shape = self.model, self.model.trunk.norm.weight.device, (streams, self.context)
-        action = _zeros(model.action, shape, device)
-        self._begin(
-            RollingContext(
-                {
-                    OBSERVATION: _zeros(model.observation, shape, device),
-                    ACTION: action.squeeze(-1) if isinstance(model.action, Discrete) else action,
-                    REWARD: torch.zeros(shape, device=device),
-                }
-            )
-        )
+        observation, action = (_zeros(kind, shape, device) for kind in (model.observation, model.action))
+        action = action.squeeze(-1) if isinstance(model.action, Discrete) else action
+        entries = {OBSERVATION: observation, ACTION: action, REWARD: torch.zeros(shape, device=device)}
+        self._begin(RollingContext(entries))
         self._past = model.trunk.empty_past(*shape) if self.cache else []
 
     def _read_prompt(self, context: RollingContext, steps: TensorDictBase) -> None:
@@ -155,8 +149,7 @@ class HistoryActor(StreamPolicy):
 
     def _choose(self, parameters: Tensor) -> Tensor:
         """Sample actions at the temperature, or take the most likely ones."""
-        head = self.model.action_head
-        generator = self.random.generator
+        head, generator = self.model.action_head, self.random.generator
         if not (self.temperature and is_stochastic()):
             return parameters.argmax(-1) if head.is_discrete else head.loc_and_scale(parameters)[0]
         if head.is_discrete:

@@ -70,29 +70,18 @@ class LearningHistory:
         entries_of(steps)
         check_steps(steps)
         check_tasks(tasks)
-        self._hold(steps.reshape(-1), steps.shape, steps.shape[-1], tasks, source or {})
+        self.tasks, self.source = [dict(task) for task in tasks], dict(source or {})
+        self._hold(steps.reshape(-1), steps.shape, steps.shape[-1])
 
-    def _hold(
-        self,
-        flat: TensorDictBase,
-        shape: Sequence[int],
-        recorded: int,
-        tasks: Sequence[Mapping[str, Any]],
-        source: Mapping[str, Any],
-    ) -> None:
-        self.flat, self._shape, self.recorded = flat, torch.Size(shape), recorded
-        self.task_numbers = torch.tensor([task["task"] for task in tasks])
-        self.tasks, self.source = [dict(task) for task in tasks], dict(source)
+    def _hold(self, flat: TensorDictBase, shape: torch.Size, recorded: int) -> None:
+        """Keep all planned steps, of which this many were recorded."""
+        self.flat, self._shape, self.recorded = flat, shape, recorded
+        self.task_numbers = torch.tensor([task["task"] for task in self.tasks])
 
     @property
     def steps(self) -> TensorDictBase:
         """The recorded steps, ``[tasks, streams, L]``, without a copy: writing to them would change the history."""
         return self.flat.view(self._shape)[..., : self.recorded]
-
-    @property
-    def complete(self) -> bool:
-        """Whether all steps that the writer planned were recorded."""
-        return self.recorded == self._shape[-1]
 
     def flat_index(self) -> Tensor:
         """The index of each recorded step in :attr:`flat`, int64 ``[tasks, streams, L]``."""
@@ -280,12 +269,8 @@ def map_steps(folder: Path, entries: Mapping[str, StoredEntry], shape: torch.Siz
 
 def digests_of(steps: TensorDictBase) -> dict[str, str]:
     """The SHA-256 of each entry of steps ``[tasks, streams, L]``."""
-    return {key: _digest(steps.get(key)) for key in steps.keys()}
-
-
-def _digest(value: Tensor) -> str:
-    array: Any = value.detach().cpu().contiguous().numpy()
-    return hashlib.sha256(memoryview(array).cast("B")).hexdigest()
+    arrays: dict[str, Any] = {key: value.detach().cpu().contiguous().numpy() for key, value in steps.items()}
+    return {key: hashlib.sha256(memoryview(array).cast("B")).hexdigest() for key, array in arrays.items()}
 
 
 def verify_parts(folder: Path, steps: TensorDictBase, parts: Sequence[Part]) -> None:
@@ -333,5 +318,6 @@ def load_history(folder: str | Path, *, verify: bool = True, unfinished: bool = 
     if verify:
         verify_parts(folder, flat.view(shape), manifest.parts)
     history = LearningHistory.__new__(LearningHistory)
-    history._hold(flat.lock_(), shape, recorded, manifest.tasks, manifest.source)
+    history.tasks, history.source = manifest.tasks, manifest.source
+    history._hold(flat.lock_(), shape, recorded)
     return history

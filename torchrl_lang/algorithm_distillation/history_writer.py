@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tensordict
 import torch
@@ -73,7 +73,7 @@ class HistoryWriter:
         self._parts: tuple[Part, ...] = ()
         self._entries: dict[str, StoredEntry] = {}
         self._steps: TensorDictBase
-        self._locked = False
+        self._open: ExitStack | None = None
 
     @property
     def recorded(self) -> int:
@@ -87,12 +87,12 @@ class HistoryWriter:
                 self._continue()
             elif any(path.name != history.ROWS and not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise FileExistsError(f"{self.folder} holds something other than a learning history.")
-            self._open, self._locked = stack.pop_all(), True
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._locked = False
-        self._open.close()
+        cast(ExitStack, self._open).close()
+        self._open = None
 
     def _continue(self) -> None:
         """Continue after the parts in the folder."""
@@ -114,7 +114,7 @@ class HistoryWriter:
             RuntimeError: the writer is used outside of its ``with`` block.
             OSError: writing failed, for instance because the disk is full.
         """
-        if not self._locked:
+        if self._open is None:
             raise RuntimeError("A HistoryWriter has the lock of its folder in a with statement only.")
         first, end = self.recorded, self.recorded + steps.shape[-1]
         if steps.ndim != 3 or steps.shape[:2] != self._shape[:2] or not first < end <= self._shape[2]:
@@ -131,7 +131,9 @@ class HistoryWriter:
         for key in entries:
             flush(history.entry_file(self.folder, key))
         parts = (*self._parts, Part(first=first, steps=end - first, sha256=history.digests_of(block)))
-        self._write_manifest(parts)
+        versions = {each.__name__: str(each.__version__) for each in (torchrl_lang, tensordict, torch)}
+        manifest = HistoryManifest(**self._about, entries=self._entries, parts=parts, created_by=versions)
+        manifest.write(self.folder / MANIFEST)
         self._parts = parts
 
     def read(self, first: int, end: int) -> TensorDictBase:
@@ -145,12 +147,6 @@ class HistoryWriter:
             allocate_file(history.entry_file(self.folder, key), kind.size(math.prod(self._shape)))
         flush(self.folder / history.ROWS)
         self._steps, self._entries = history.map_steps(self.folder, entries, self._shape).view(self._shape), entries
-
-    def _write_manifest(self, parts: tuple[Part, ...]) -> None:
-        versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
-        created_by = {**versions, "torch": str(torch.__version__)}
-        manifest = HistoryManifest(**self._about, entries=self._entries, parts=parts, created_by=created_by)
-        manifest.write(self.folder / MANIFEST)
 
 
 def record_history(

@@ -55,7 +55,11 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: Count, *,
         policy.begin(streams)
         observed = env.reset()
         while bool((number < episodes).any()):
-            following = _step(env, policy, observed)
+            observation = entry(observed, OBSERVATION)
+            action = policy.act(observation.reshape(streams, *observation.shape[env.batch_dims :]))
+            following = env.step(observed.copy().set(ACTION, action.reshape(*env.batch_size, *action.shape[1:])))[
+                "next"
+            ]
             reward, done, terminated = (following.get(key).reshape(streams) for key in (REWARD, DONE, TERMINATED))
             policy.observe(reward, done, terminated)
             counted = torch.where(number < episodes, reward, 0)
@@ -76,14 +80,6 @@ def _drawing_env(env: EnvBase) -> str:
         with closing(env.create_env_fn[0](**env.create_env_kwargs[0])) as first:
             return _drawing_env(first)
     return type(env).__name__ if isinstance(env, HiddenTaskEnv) and env.fixed_task is None else ""
-
-
-def _step(env: EnvBase, policy: ContextPolicy, observed: TensorDictBase) -> TensorDictBase:
-    """Entries that follow from the policy's actions."""
-    batch = env.batch_size
-    observation = entry(observed, OBSERVATION)
-    action = policy.act(observation.reshape(batch.numel(), *observation.shape[len(batch) :]))
-    return env.step(observed.copy().set(ACTION, action.reshape((*batch, *action.shape[1:])))).get("next")
 
 
 @checked

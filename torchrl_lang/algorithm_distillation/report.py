@@ -13,7 +13,6 @@ from torchrl_lang._checks import Count, checked, have_shapes
 from torchrl_lang.evaluation import SeedSummary, over_seeds
 
 _EXACT = 14
-_SIGNS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -229,18 +228,12 @@ def paired_test(larger: Tensor, smaller: Tensor, *, draws: int = 10_000, seed: i
         found = f"shapes {list(larger.shape)} and {list(smaller.shape)} with the differences {difference.tolist()}"
         raise ValueError(f"A paired test needs two vectors of one length with finite numbers, got {found}.")
     n = len(difference)
-    is_exact = n <= _EXACT
-    total = 1 << n if is_exact else draws
-    generator = torch.Generator().manual_seed(seed)
+    if n <= _EXACT:
+        flips = (torch.arange(1 << n)[:, None] >> torch.arange(n)) & 1
+    else:
+        flips = torch.randint(2, (draws, n), generator=torch.Generator().manual_seed(seed))
     # Sums in another order differ in their last digits: an equal one must count.
     observed = difference.sum() - 1e-9 * difference.abs().sum()
-    count = 0
-    for first in range(0, total, _SIGNS):
-        size = min(_SIGNS, total - first)
-        if is_exact:
-            flips = (torch.arange(first, first + size)[:, None] >> torch.arange(n)) & 1
-        else:
-            flips = torch.randint(2, (size, n), generator=generator)
-        count += int(((1 - 2 * flips).double() @ difference >= observed).sum())
-    p_value = count / total if is_exact else (count + 1) / (total + 1)
+    count = int(((1 - 2 * flips).double() @ difference >= observed).sum())
+    p_value = count / len(flips) if n <= _EXACT else (count + 1) / (draws + 1)
     return PairedTest(n, float(difference.mean()), float((difference > 0).double().mean()), p_value)

@@ -96,6 +96,7 @@ class TabularSource(ABC):
     Args:
         env: tasks of batch size ``[tasks, streams]``, with one task in each row of it. The source seeds and steps it.
         steps: steps of each stream.
+        decay: of the probability of a uniform action; None for none.
         seed: seed of the environment and of the actions.
 
     Attributes:
@@ -115,13 +116,14 @@ class TabularSource(ABC):
     """
 
     @checked
-    def __init__(self, env: HiddenTaskEnv, steps: Count, *, seed: int = 0) -> None:
+    def __init__(self, env: HiddenTaskEnv, steps: Count, *, decay: LinearDecay | None = None, seed: int = 0) -> None:
         tasks = env.fixed_task
         if env.batch_dims != 2 or tasks is None or (tasks != tasks[:, :1]).any():
             found = f"{list(env.batch_size)}: give task=numbers[:, None] and batch_size=[len(numbers), streams]"
             raise ValueError(f"A source needs batch size [tasks, streams] with one task in each row, got {found}.")
         self.tasks = [env.describe_task(number) for number in tasks[:, 0].tolist()]
         self.env, self.steps, self.seed, self.streams = env, steps, seed, env.batch_size[1]
+        self.decay = decay
         self._n = env.batch_size.numel()
 
     @property
@@ -133,8 +135,6 @@ class TabularSource(ABC):
 
     settings: tuple[str, ...] = ()
     """Names of the options of the algorithm, which describe its histories."""
-    decay: LinearDecay | None = None
-    """Of the probability of a uniform action; None for none."""
 
     def _begin(self, random: RandomStream) -> None:
         """Begin all streams, ``N = tasks * streams``."""
@@ -238,8 +238,8 @@ class QLearning(TabularSource):
         decay: LinearDecay = SLOW_DECAY,
         seed: int = 0,
     ) -> None:
-        super().__init__(env, steps, seed=seed)
-        self.learning_rate, self.gamma, self.decay = learning_rate, gamma, decay
+        super().__init__(env, steps, decay=decay, seed=seed)
+        self.learning_rate, self.gamma = learning_rate, gamma
 
     def _begin(self, random: RandomStream) -> None:
         super()._begin(random)
@@ -333,8 +333,7 @@ class NoisyExpert(TabularSource):
     """
 
     def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = SLOW_DECAY, seed: int = 0) -> None:
-        super().__init__(env, steps, seed=seed)
-        self.decay = decay
+        super().__init__(env, steps, decay=decay, seed=seed)
 
     def _best(self) -> Tensor:
         return self.env.optimal_actions().flatten(0, 1)
@@ -373,18 +372,13 @@ class PosteriorSampling(TabularSource):
     def __init__(self, env: HiddenTaskEnv, steps: int, *, decay: LinearDecay = NO_NOISE, seed: int = 0) -> None:
         if not isinstance(env, RoomEnv):
             raise ValueError(f"PosteriorSampling needs a room, whose rewards are not random, got {type(env).__name__}.")
-        super().__init__(env, steps, seed=seed)
-        self.decay = decay
+        super().__init__(env, steps, decay=decay, seed=seed)
 
     def _begin(self, random: RandomStream) -> None:
         super()._begin(random)
         self._random = random
         self._possible = torch.ones(self._n, self.env.n_tasks, dtype=torch.bool, device=self._device)
-        self._drawn = self._draw()
-
-    def _draw(self) -> Tensor:
-        """A task for each stream among those that are possible."""
-        return self._random.choice(self._possible)
+        self._drawn = random.choice(self._possible)
 
     def _best(self) -> Tensor:
         return self.env._optimal_actions(self.env.state.reshape(-1), self._drawn)
@@ -396,4 +390,4 @@ class PosteriorSampling(TabularSource):
         _, predicted, _ = self.env._transition(states, actions, every)
         self._possible &= predicted.view(streams, tasks) == reward[:, None]
         contradicted = ~self._possible.gather(-1, self._drawn[:, None]).squeeze(-1)
-        self._drawn = torch.where(contradicted, self._draw(), self._drawn)
+        self._drawn = torch.where(contradicted, self._random.choice(self._possible), self._drawn)

@@ -94,24 +94,14 @@ class HistoryWindows(EpochSampler):
         """Indices of the steps of windows by their numbers, int64 ``[B] -> [B, length]``."""
         return self._in_order[self._starts[windows][:, None] + torch.arange(self.length)]
 
-    def buffer(self, batch_size: int, *, prefetch: int | None = None) -> TensorDictReplayBuffer:
+    def buffer(self, batch_size: int) -> TensorDictReplayBuffer:
         """A replay buffer over the history that samples windows, ``[batch_size, length]``; nothing is copied.
 
-        To resume training exactly, save ``buffer.sampler.state_dict()`` and load it into a new buffer's sampler, both
-        without ``prefetch``. The last batch of an epoch may be smaller.
-
-        Args:
-            batch_size: windows per batch.
-            prefetch: number of threads and of batches that they read ahead. The saved state includes these batches, so
-                that a run which continues from it skips them.
+        To resume training exactly, save ``buffer.sampler.state_dict()`` and load it into a new buffer's sampler. The
+        last batch of an epoch may be smaller.
         """
-        return TensorDictReplayBuffer(
-            storage=TensorStorage(self.history.flat),
-            sampler=self,
-            writer=ImmutableDatasetWriter(),
-            batch_size=batch_size,
-            prefetch=prefetch,
-        )
+        storage, writer = TensorStorage(self.history.flat), ImmutableDatasetWriter()
+        return TensorDictReplayBuffer(storage=storage, sampler=self, writer=writer, batch_size=batch_size)
 
 
 def _task_positions(history: LearningHistory, tasks: Sequence[int] | Tensor | None) -> Tensor:

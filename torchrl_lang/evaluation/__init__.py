@@ -8,12 +8,10 @@ from torchrl_lang.evaluation.metrics import (
     perplexity,
     solved,
     summarize,
-    unanswered,
 )
 from torchrl_lang.evaluation.play import GameRecords, play_games
-from torchrl_lang.evaluation.plots import plot_guess_histogram, read_columns
-from torchrl_lang.evaluation.tables import SeedSummary, format_legend, format_seed_table, format_table, over_seeds
-from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns, write_transcripts
+from torchrl_lang.evaluation.tables import SeedSummary, format_seed_table, format_table, over_seeds
+from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns
 from torchrl_lang.evaluation.utterance_values import (
     Comparison,
     KnownValues,
@@ -31,7 +29,6 @@ __all__ = [
     "SeedSummary",
     "Summary",
     "distinct_n",
-    "format_legend",
     "format_seed_table",
     "format_table",
     "format_transcript",
@@ -40,15 +37,11 @@ __all__ = [
     "over_seeds",
     "perplexity",
     "play_games",
-    "plot_guess_histogram",
     "preference_rates",
     "rank_accuracy",
-    "read_columns",
     "solved",
     "summarize",
     "text_advantages",
     "transcript_turns",
-    "unanswered",
     "value_report",
-    "write_transcripts",
 ]

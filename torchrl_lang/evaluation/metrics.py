@@ -152,7 +152,7 @@ def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
-        >>> from torchrl_lang.evaluation import unanswered
+        >>> from torchrl_lang.evaluation.metrics import unanswered
         >>> tokenizer = CharTokenizer.from_alphabet("ab")
         >>> turns = [Turn("a", reward=0.0), Turn("b"), Turn("a", reward=0.0)]  # the second "a" was not answered
         >>> unanswered(to_rows([Episode(turns, True)], tokenizer, 9), tokenizer.control)

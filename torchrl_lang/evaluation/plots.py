@@ -23,7 +23,7 @@ def read_columns(path: str | Path) -> dict[str, list[float]]:
 
     Examples:
         >>> import tempfile, pathlib
-        >>> from torchrl_lang.evaluation import read_columns
+        >>> from torchrl_lang.evaluation.plots import read_columns
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "log.csv")
         ...     _ = path.write_text("step,loss,return\n1,0.5,\n2,0.25,-3.0\n")

@@ -11,11 +11,10 @@ from typing import Any
 from torchrl_lang.evaluation.metrics import Summary
 
 
-def _cell(
-    value: float | None, error: float | None = None, *, digits: int = 3, scale: int = 1, unit: str = ""
-) -> str | None:
+def cell(value: float | None, error: float | None = None, *, digits: int = 3, scale: int = 1, unit: str = "") -> str:
+    """A figure, with its standard error if it has one; "-" if it was not measured."""
     if value is None:
-        return None
+        return "-"
     return f"{scale * value:.{digits}f}{'' if error is None else f' ± {scale * error:.{digits}f}'}{unit}"
 
 
@@ -25,23 +24,21 @@ def _mean_turns_to_win(summary: Summary) -> float | None:
 
 
 _PERCENT: Any = {"digits": 1, "scale": 100, "unit": " %"}
+_RETURN = "mean sum of a game's rewards ± its standard error"
 _MOVED = "how far values move a sampled policy from the same model without them, nats a token"
 
-_COLUMNS: dict[str, tuple[str, Callable[[Summary], str | None]]] = {
+_COLUMNS: dict[str, tuple[str, Callable[[Summary], str]]] = {
     "player": ("who played", lambda s: s.name),
     "games": ("number of games", lambda s: str(s.games)),
-    "return": (
-        "mean sum of a game's rewards ± its standard error",
-        lambda s: _cell(s.mean_return, s.return_error, digits=2),
-    ),
-    "won": ("share of games won ± its standard error", lambda s: _cell(s.win_rate, s.win_error, **_PERCENT)),
-    "turns": ("mean number of {turns} of a game, all games", lambda s: _cell(s.mean_turns, digits=2)),
-    "turns won": ("likewise, games won alone", lambda s: _cell(_mean_turns_to_win(s), digits=2)),
-    "invalid": ("share of {turns} that were invalid", lambda s: _cell(s.invalid_rate, **_PERCENT)),
-    "KL/token": (_MOVED, lambda s: _cell(s.kl_per_token)),
-    "entropy": ("mean entropy of the policy, nats a token", lambda s: _cell(s.entropy)),
+    "return": (_RETURN, lambda s: cell(s.mean_return, s.return_error, digits=2)),
+    "won": ("share of games won ± its standard error", lambda s: cell(s.win_rate, s.win_error, **_PERCENT)),
+    "turns": ("mean number of {turns} of a game, all games", lambda s: cell(s.mean_turns, digits=2)),
+    "turns won": ("likewise, games won alone", lambda s: cell(_mean_turns_to_win(s), digits=2)),
+    "invalid": ("share of {turns} that were invalid", lambda s: cell(s.invalid_rate, **_PERCENT)),
+    "KL/token": (_MOVED, lambda s: cell(s.kl_per_token)),
+    "entropy": ("mean entropy of the policy, nats a token", lambda s: cell(s.entropy)),
 }
-"""For each title the meaning of the column, and the function that formats a summary's cell (None if not measured)."""
+"""For each title the meaning of the column, and the function that formats a summary's cell."""
 
 
 def format_table(rows: Sequence[Summary]) -> str:
@@ -72,7 +69,8 @@ def format_legend(rows: Sequence[Summary], *, turns: str = "turns", metrics: Map
         metrics: meanings of the task's own metrics by name.
 
     Examples:
-        >>> from torchrl_lang.evaluation import Summary, format_legend
+        >>> from torchrl_lang.evaluation import Summary
+        >>> from torchrl_lang.evaluation.tables import format_legend
         >>> print(format_legend([Summary("BC", 1, -4.0, None, 0.0, None, 6.0)], turns="guesses"))
         player  who played
         games   number of games
@@ -90,9 +88,8 @@ def _shown(rows: Sequence[Summary]) -> dict[str, tuple[str, list[str]]]:
     """The meaning and the cells of each column with a value for any row."""
     cells = {title: (text, [show(row) for row in rows]) for title, (text, show) in _COLUMNS.items()}
     for name in dict.fromkeys(name for row in rows for name in row.metrics):
-        cells[name] = "a metric of the task, its mean over games", [_cell(row.metrics.get(name)) for row in rows]
-    measured = {title: each for title, each in cells.items() if any(cell is not None for cell in each[1])}
-    return {title: (text, ["-" if c is None else c for c in column]) for title, (text, column) in measured.items()}
+        cells[name] = "a metric of the task, its mean over games", [cell(row.metrics.get(name)) for row in rows]
+    return {title: each for title, each in cells.items() if set(each[1]) != {"-"}}
 
 
 def format_columns(lines: Sequence[Sequence[str]], sides: str) -> str:

@@ -18,7 +18,6 @@ from torchrl_lang._checks import Count, checked
 from torchrl_lang.modules import ValueGuidance
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import read_rows
-from torchrl_lang.modules.features import RowFeatures
 from torchrl_lang.modules.head_values import ACTION_VALUE, apply_head
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
@@ -35,7 +34,6 @@ def last_values(
     control: ControlTokens,
     *,
     count: int = 0,
-    features: TensorDictBase | None = None,
     batch_size: int = 256,
 ) -> Tensor:
     """``min_k Q_k`` of the last ``count`` tokens of each row and of ending the utterance after them.
@@ -46,25 +44,20 @@ def last_values(
         rows: int64 ``[T_i]`` each, without padding, longer than ``count``.
         control: the control tokens of the rows.
         count: number of tokens before the end.
-        features: ``features`` and, where some are masked, ``features_mask`` of the ``N`` rows, for a trunk that reads
-        them.
         batch_size: rows at a time.
 
     Returns:
         float ``[N, count + 1]``, on the CPU.
     """
-    device = next(actor.parameters()).device
+    device, parts = next(actor.parameters()).device, []
     end = torch.tensor([control.end_of_action])
     with eval_mode(nn.ModuleList([actor, qvalue])):
-        parts = []
         for first in range(0, len(rows), batch_size):
             chosen = rows[first : first + batch_size]
             tokens = pad_sequence(list(chosen), batch_first=True, padding_value=control.pad).to(device)
             length = torch.tensor([len(row) for row in chosen], device=device)
             attention = torch.arange(tokens.shape[1], device=device) < length[:, None]
-            part = None if features is None else features[first : first + batch_size].to(device)
-            own = None if part is None else RowFeatures.read(part, part.batch_size, "last_values")
-            states = read_rows(split_actor(actor).trunk, tokens, attention, own)
+            states = read_rows(split_actor(actor).trunk, tokens, attention, None)
             place = length[:, None] - 1 - torch.arange(count, -1, -1, device=device)
             number = torch.arange(len(chosen), device=device)[:, None]
             before = {key: state[number, place].flatten(0, 1) for key, state in states.items()}
@@ -91,7 +84,6 @@ def rank_accuracy(
     known: Sequence[KnownValues],
     control: ControlTokens,
     *,
-    features: TensorDictBase | None = None,
     batch_size: int = 256,
 ) -> float:
     """Mean over states of Spearman's rank correlation of learned and exact values of whole utterances.
@@ -103,7 +95,6 @@ def rank_accuracy(
         qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``.
         known: the states.
         control: the control tokens of the rows.
-        features: ``features`` and, where some are masked, ``features_mask`` of each state, for a trunk that reads them.
         batch_size: utterances at a time.
 
     Returns:
@@ -123,14 +114,11 @@ def rank_accuracy(
         >>> sorted(round(rank_accuracy(actor, qvalue, [one], tokenizer.control)) for one in known)
         [-1, 1]
     """
-    places = [place for place, state in enumerate(known) if state.values.unique().numel() > 1]
-    counted = [known[place] for place in places]
+    counted = [state for state in known if state.values.unique().numel() > 1]
     if not counted:
         return float("nan")
-    if features is not None:  # one row for each utterance
-        features = features[torch.tensor(places).repeat_interleave(torch.tensor([len(one.values) for one in counted]))]
     rows = [torch.cat([state.tokens, utterance]) for state in counted for utterance in state.utterances]
-    values = last_values(actor, qvalue, rows, control, features=features, batch_size=batch_size).squeeze(-1)
+    values = last_values(actor, qvalue, rows, control, batch_size=batch_size).squeeze(-1)
     learned = values.split([len(state.values) for state in counted])
     found = [rank_correlation(ours, state.values) for ours, state in zip(learned, counted, strict=True)]
     # Values that are equal for all utterances have no order, so they count as 0.
@@ -165,7 +153,6 @@ def preference_rates(
     comparisons: Sequence[Comparison],
     control: ControlTokens,
     *,
-    features: TensorDictBase | None = None,
     batch_size: int = 256,
 ) -> Tensor:
     """How often Q is higher along the better utterance, at each of its tokens and at its end.
@@ -179,8 +166,6 @@ def preference_rates(
         qvalue: a head or module that writes ``action_value`` ``[N, n_q, V]``, online or target.
         comparisons: all with utterances of the same length ``L``.
         control: the control tokens of the rows.
-        features: ``features`` and, where some are masked, ``features_mask`` of the comparisons, for a trunk with
-        features.
         batch_size: comparisons at a time.
 
     Returns:
@@ -207,7 +192,7 @@ def preference_rates(
         raise ValueError(f"Compare utterances of one length, got {len(comparisons)} pairs of {sorted(lengths)}.")
     length = lengths.pop()
     better, worse = (
-        last_values(actor, qvalue, rows, control, count=length, features=features, batch_size=batch_size)
+        last_values(actor, qvalue, rows, control, count=length, batch_size=batch_size)
         for rows in ([torch.cat(one[:2]) for one in comparisons], [torch.cat(one[::2]) for one in comparisons])
     )
     return ((better > worse).double() + (better >= worse).double()).mean(0) / 2

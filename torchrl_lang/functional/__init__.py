@@ -10,14 +10,13 @@ from torchrl_lang.functional.advantages import (
 )
 from torchrl_lang.functional.decisions import decision_mask, find_decisions, shift_left, turn_end_mask
 from torchrl_lang.functional.filters import filter_logits
-from torchrl_lang.functional.kl import categorical_entropy, categorical_kl, kl_estimate, projected_kl
+from torchrl_lang.functional.kl import categorical_kl, kl_estimate, projected_kl
 from torchrl_lang.functional.random import random_index
 from torchrl_lang.functional.returns import lambda_returns, return_conditions, returns_to_go
 from torchrl_lang.functional.value_terms import advantage_weight, cql_term, expectile_loss, margin_term
 
 __all__ = [
     "advantage_weight",
-    "categorical_entropy",
     "categorical_kl",
     "cql_term",
     "decision_mask",

@@ -19,8 +19,9 @@ def shift_left(values: Tensor) -> Tensor:
     Examples:
         >>> import torch
         >>> from torchrl_lang.functional import shift_left
-        >>> shift_left(torch.tensor([1, 2, 3]))
-        tensor([2, 3, 0])
+        >>> shift_left(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+        tensor([[2, 3, 0],
+                [5, 6, 0]])
     """
     return torch.cat([values[..., 1:], torch.zeros_like(values[..., :1])], -1)
 
@@ -228,6 +229,9 @@ def turn_end_mask(
         >>> turn_end_mask(torch.ones(5, dtype=torch.bool), agent)
         tensor([False,  True, False, False, False])
         >>> turn_end_mask(torch.ones(5, dtype=torch.bool), agent, torch.tensor([3, 7, 1, 2, 1]), end_of_action=1)
+        tensor([False,  True, False,  True, False])
+        >>> silent = torch.tensor([False, True, True, True, True])  # the environment writes nothing between two
+        >>> turn_end_mask(torch.ones(5, dtype=torch.bool), silent, torch.tensor([3, 7, 1, 7, 1]), end_of_action=1)
         tensor([False,  True, False,  True, False])
     """
     decision = decision_mask(agent_mask)

@@ -111,7 +111,7 @@ def categorical_entropy(log_prob: Tensor) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import categorical_entropy
+        >>> from torchrl_lang.functional.kl import categorical_entropy
         >>> categorical_entropy(torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]).log())
         tensor([0.6931, 1.0397])
     """

@@ -154,13 +154,13 @@ class _Plan(NamedTuple):
     temperature: Tensor | float
 
 
-_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+_Gradients = list[Tensor | None]
 """Gradients of features, weight and bias, at least float32; None if not needed."""
 
 
 def _scaled(grads: _Gradients, scale: Tensor) -> _Gradients:
     """Scale in place."""
-    return tuple(gradient if gradient is None else gradient.mul_(scale) for gradient in grads)  # type: ignore[return-value]
+    return [gradient if gradient is None else gradient.mul_(scale) for gradient in grads]
 
 
 class _VocabularyTerm(torch.autograd.Function):
@@ -179,7 +179,7 @@ class _VocabularyTerm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the losses and, with ``eager``, the gradients of their weighted sum."""
         inputs = (features, weight, bias)
-        kept = _zeros(inputs, ctx.needs_input_grad) if eager else (None, None, None)
+        kept: _Gradients = _zeros(inputs, ctx.needs_input_grad) if eager else [None, None, None]
         each, taken, scale = _evaluate(plan, *inputs, target, position_weight, kept)
         ctx.plan, ctx.kept = plan, (kept, scale) if eager else None
         ctx.save_for_backward(*inputs, target, position_weight, each)
@@ -216,9 +216,7 @@ class _VocabularyTerm(torch.autograd.Function):
 def _zeros(inputs: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...]) -> _Gradients:
     wide = torch.promote_types(inputs[0].dtype, torch.float32)
     pairs = zip(inputs, needs[:3], strict=True)
-    return tuple(  # type: ignore[return-value]
-        torch.zeros_like(x, dtype=wide) if needed and x is not None else None for x, needed in pairs
-    )
+    return [torch.zeros_like(x, dtype=wide) if needed and x is not None else None for x, needed in pairs]
 
 
 def _evaluate(
@@ -249,7 +247,7 @@ def _evaluate(
         for k in range(heads):
             layer = weight[k].to(plan.dtype)
             offset = None if bias is None else (bias[k] / plan.temperature).to(plan.dtype)
-            head_grads: Any = tuple(gradient if gradient is None else gradient[k] for gradient in grads)
+            head_grads = [gradient if gradient is None else gradient[k] for gradient in grads]
             for start in range(0, positions, plan.chunk_size):
                 part = slice(start, min(start + plan.chunk_size, positions))
                 x = features[k, part]

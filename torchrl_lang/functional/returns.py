@@ -39,7 +39,7 @@ def td_target(reward: Tensor, next_value: Tensor, terminated: Tensor, gamma: Ten
     Examples:
         >>> import torch
         >>> from torchrl_lang.functional.returns import td_target
-        >>> td_target(torch.tensor([1.0, 1.0]), torch.tensor([4.0, 4.0]), torch.tensor([False, True]), 0.5)
+        >>> td_target(torch.tensor([1.0, 1.0]), torch.tensor([4.0, torch.nan]), torch.tensor([False, True]), 0.5)
         tensor([3., 1.])
     """
     return reward + gamma * torch.where(terminated, torch.zeros_like(next_value), next_value)

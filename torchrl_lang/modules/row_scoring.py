@@ -11,7 +11,8 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang import schema
-from torchrl_lang.functional import categorical_entropy, decision_mask, shift_left
+from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.functional.kl import categorical_entropy
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
 from torchrl_lang.modules.decoding.decoder import Decoder

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from torchrl_lang._checks import check_options
-from torchrl_lang.functional import advantage_weight, categorical_entropy, categorical_kl, shift_left
+from torchrl_lang.functional import advantage_weight, categorical_kl, shift_left
+from torchrl_lang.functional.kl import categorical_entropy
 from torchrl_lang.functional.linear import linear_cross_entropy
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.functional.value_terms import divisor

@@ -23,8 +23,9 @@ from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksTask
 from torchrl_lang.envs.wordle import MixturePlayer, OptimalPlayer, TreePlayer, WordIndex, solve
 from torchrl_lang.envs.wordle.task import WordleData, WordleTask
 from torchrl_lang.envs.wordle.transcript import turns_of_rows
-from torchrl_lang.evaluation import GameRecords, Summary, format_table, imitation_loss, write_transcripts
+from torchrl_lang.evaluation import GameRecords, Summary, format_table, imitation_loss
 from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
+from torchrl_lang.evaluation.transcripts import write_transcripts
 from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.compare import decodings, planned_runs, train_missing
 from torchrl_lang.recipes.datasets import generate_once, open_dataset, output_folder

@@ -9,14 +9,10 @@ from itertools import count
 from pathlib import Path
 
 from torchrl_lang._files import write_file
-from torchrl_lang.evaluation import (
-    GameRecords,
-    Summary,
-    format_legend,
-    format_table,
-    plot_guess_histogram,
-    write_transcripts,
-)
+from torchrl_lang.evaluation import GameRecords, Summary, format_table
+from torchrl_lang.evaluation.plots import plot_guess_histogram
+from torchrl_lang.evaluation.tables import format_legend
+from torchrl_lang.evaluation.transcripts import write_transcripts
 from torchrl_lang.recipes.algorithms.finished import Evaluate
 from torchrl_lang.recipes.load_run import FinishedRun, Method, load_run
 from torchrl_lang.recipes.options import plain

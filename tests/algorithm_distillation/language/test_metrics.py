@@ -122,7 +122,7 @@ def test_a_tiny_model_learns_to_predict_rewards():
     template = StepTemplate("compact", [Quantizer(range(3))] * 2, moves, Quantizer([0, 1]))
     tokenizer = template_tokenizer(template)
     rows_of = StepRows(template, tokenizer, loss_on="all")
-    steps = NoisyExpert(env, 60, seed=0).history().flatten(0, 1).unflatten(1, (3, LENGTH)).flatten(0, 1)
+    steps = NoisyExpert(env, 60, seed=0).history().flatten(0, 1).unflatten(1, (3, 20)).flatten(0, 1)
     rows, draw = rows_of(steps), torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     length = rows["tokens"].shape[1]
@@ -132,17 +132,14 @@ def test_a_tiny_model_learns_to_predict_rewards():
     def batch():
         return rows[torch.randint(len(rows), (24,), generator=draw)]
 
-    for _ in train_steps(loss, batch, adamw(loss, 8e-3), steps=STEPS, max_grad_norm=1.0):
+    for _ in train_steps(loss, batch, adamw(loss, 8e-3), steps=100, max_grad_norm=1.0):
         pass
-    held_out = rows_of(NoisyExpert(env, LENGTH, seed=1).history().flatten(0, 1))  # other histories of the same rooms
+    held_out = rows_of(NoisyExpert(env, 20, seed=1).history().flatten(0, 1))  # other histories of the same rooms
     found, tokens = reward_accuracy(actor, held_out, template, tokenizer), next_token_metrics(actor, held_out)
     assert found["exact"] > found["constant_exact"] + 0.1
     assert found["squared_error"] < 0.7 * found["constant_squared_error"]
     assert found["rank_correlation"] > 0.5
     assert tokens["accuracy/observation"] > 0.45  # a third without learning
-
-
-STEPS, LENGTH = 100, 20
 
 
 VALUES = [-10.0, -1.0006, -1.0005, -1.0, 0.0, 3.0]
@@ -154,17 +151,11 @@ def tokenizer():
     return word_tokenizer([], symbols=BlockTemplate().vocabulary())
 
 
-def packed(tokenizer, template=None, values=VALUES, row_length=150):
+def packed(tokenizer, row_length=150):
     draw = np.random.default_rng(0)
-    rewards = [*draw.choice(values, 7, p=[0.1, 0.1, 0.1, 0.3, 0.3, 0.1]), 3.0]
+    rewards = [*draw.choice(VALUES, 7, p=[0.1, 0.1, 0.1, 0.3, 0.3, 0.1]), 3.0]
     records = [TextRecord(query=f"q{at}", response="r", reward=float(each)) for at, each in enumerate(rewards)]
-    return pack_blocks(records, template or BlockTemplate(), tokenizer, row_length).rows, np.array(rewards)
-
-
-def actor_for(tokenizer, length):
-    torch.manual_seed(0)
-    sizes = {"layers": 2, "width": 16, "heads": 2, "initializer_range": 0.5}
-    return language_actor(causal_lm(vocab_size=tokenizer.vocab_size, max_length=length, **sizes))
+    return pack_blocks(records, BlockTemplate(), tokenizer, row_length).rows, np.array(rewards)
 
 
 def plain_probabilities(actor, context, sequences):
@@ -193,7 +184,9 @@ def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer):
     row_length = 1 + int((rows["attention_mask"].sum(-1) - 1).sum())
     rows, rewards = packed(tokenizer, row_length=row_length)
     assert rows["attention_mask"].all()
-    actor = actor_for(tokenizer, row_length + 8)
+    torch.manual_seed(0)
+    sizes = {"layers": 2, "width": 16, "heads": 2, "initializer_range": 0.5, "max_length": row_length + 8}
+    actor = language_actor(causal_lm(vocab_size=tokenizer.vocab_size, **sizes))
     sequences = [tuple(tokenizer.encode(f" {value}") + tokenizer.encode("\n\n")[:1]) for value in VALUES]
     best, mean = [], []
     for row in rows:
@@ -213,24 +206,18 @@ def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer):
 
 
 def test_rewards_that_cannot_be_compared_raise(tokenizer, generator):
-    rows, _ = packed(tokenizer)
-    actor = actor_for(tokenizer, 160)
-    for template, values, message in (
-        (BlockTemplate(), None, "finitely many rewards"),
-        (BlockTemplate(Quantizer.bins(0, 1, 3)), VALUES, "finitely many rewards"),
-        (BlockTemplate(), VALUES[:-1], "give all rewards as values"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            reward_accuracy(actor, rows, template, tokenizer, values=values)
-    with pytest.raises(ValueError, match="The rows have no reward"):
-        reward_accuracy(actor, rows[:0], BlockTemplate(), tokenizer, values=VALUES)
-    sparse, compact, steps = discrete_template("sparse"), discrete_template("compact"), random_steps(generator, 2, 5)
-    for template, tokens, message in (
-        (sparse, template_tokenizer(sparse), "must be one token"),
-        (compact, word_tokenizer([]), "must be one token"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            reward_accuracy(table_actor(9), StepRows(template, tokens)(steps), template, tokens)
+    blocks, steps = packed(tokenizer)[0], random_steps(generator, 2, 5)
+    sparse, compact = discrete_template("sparse"), discrete_template("compact")
     rows = StepRows(compact, template_tokenizer(compact))(steps)
+    for given, template, tokens, values, message in (
+        (blocks, BlockTemplate(), tokenizer, None, "finitely many rewards"),
+        (blocks, BlockTemplate(Quantizer.bins(0, 1, 3)), tokenizer, VALUES, "finitely many rewards"),
+        (blocks, BlockTemplate(), tokenizer, VALUES[:-1], "give all rewards as values"),
+        (blocks[:0], BlockTemplate(), tokenizer, VALUES, "The rows have no reward"),
+        (rows, sparse, template_tokenizer(sparse), None, "must be one token"),
+        (rows, compact, word_tokenizer([]), None, "must be one token"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reward_accuracy(table_actor(9), given, template, tokens, values=values)
     with pytest.raises(KeyError, match="token_kind"):
         next_token_metrics(table_actor(9), rows.exclude("token_kind"))

@@ -54,16 +54,10 @@ def play(policy, steps, streams=6):
     return happened
 
 
-def test_an_empty_prompt_changes_nothing():
-    policy = policy_of("compact")
-    assert play(PromptedPolicy(policy, TensorDict(batch_size=[2, 0])), 5, 2) == play(policy_of("compact"), 5, 2)
-    assert policy.text(0)
-
-
 @pytest.mark.parametrize("kind", ["spelled", "sparse"])
 def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
     policy = policy_of(kind)
-    happened = play(policy, 30, streams=4)
+    happened = play(PromptedPolicy(policy, TensorDict(batch_size=[4, 0])), 30, streams=4)  # an empty prompt
     longest = policy._longest
     for stream, steps in enumerate(happened):
         found = parse_steps(policy.text(stream), policy.template)

@@ -33,27 +33,20 @@ def test_quantising_twice_changes_nothing(quantizer):
 def test_quantised_values_stay_on_their_device(quantizer, monkeypatch):
     values = torch.tensor([-2.0, 3.0])
     index = quantizer.index(values)
-    monkeypatch.setattr(
-        quantizer, "index", lambda values: index.to(values.device)
-    )  # the device has no values to compare
+    monkeypatch.setattr(quantizer, "index", lambda values: index.to(values.device))  # it has no values to compare
     assert quantizer.quantise(values.to("meta")).is_meta
 
 
-def test_decimals_of_any_float32_are_exact():
-    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32).view(np.float32)
-    values = torch.from_numpy(bits[np.isfinite(bits)])
-    assert torch.equal(Quantizer.decimals().read(Quantizer.decimals().write(values)).float(), values)
-
-
-def test_decimals_of_integers_are_exact():
+def test_decimals_of_any_float32_and_integer_are_exact():
+    decimals, bits = Quantizer.decimals(), np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
+    values = torch.from_numpy(bits.view(np.float32)[np.isfinite(bits.view(np.float32))])
+    assert torch.equal(decimals.read(decimals.write(values)).float(), values)
     values = torch.tensor([2**53 + 1, 3, 0, -(2**63), 2**63 - 1])
-    words = Quantizer.decimals().write(values)
-    assert words[:2] == ["9007199254740993", "3"]
-    assert torch.equal(Quantizer.decimals().read(words), values)
-    assert Quantizer.decimals().read(["3", "0.5"]).tolist() == [3.0, 0.5]
-    for words in (["3", str(2**63)], ["-0", "3"]):  # no integers of 64 bits
-        assert Quantizer.decimals().read(words).tolist() == [float(word) for word in words]
-        assert Quantizer.decimals().read(words).dtype == torch.float64
+    assert decimals.write(values)[:2] == ["9007199254740993", "3"]
+    assert torch.equal(decimals.read(decimals.write(values)), values)
+    for words in (["3", "0.5"], ["3", str(2**63)], ["-0", "3"]):  # no integers of 64 bits
+        assert decimals.read(words).tolist() == [float(word) for word in words]
+        assert decimals.read(words).dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -84,12 +77,9 @@ def test_numbers_are_compared_as_float32(dtype):
         (lambda: Quantizer.bins(1, 0, 2), r"high - low must lie in \(0, inf\)"),
     ],
 )
-def test_refusals(make, message):
+def test_values_without_a_word_are_refused_or_written_as_the_nearest_if_asked_for(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_the_nearest_word_is_written_only_if_asked_for():
     near = {"outside": "nearest"}
     assert Quantizer([0, 10], **near).write(torch.tensor([-7, 4, 5, 6, 99])) == ["0", "0", "0", "10", "10"]
     assert Quantizer.bins(0, 1, 2, **near).write(torch.tensor([-9.0, 9.0])) == ["0", "1"]

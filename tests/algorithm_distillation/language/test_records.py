@@ -42,21 +42,13 @@ def many(seed=0, runs=("a", "b"), epochs=6):
     return records
 
 
-def episode_of(record):
-    return record.run, record.epoch, record.episode
-
-
 def test_a_block_for_each_episode_has_its_return(rows):
+    """With the fewest digits: a sum in float64 would be 0.30000000000000004, another answer than 0.3."""
     texts = episode_records([record for n in (1, 2) for record in run_records(rows, LETTERS, epoch=n, run="ppo")])
     expected = [("ab\nc\nf", "ba", 0.5, 1), ("", "e", 0.25, 1), ("ab\nc\nf", "ba", 0.5, 2), ("", "e", 0.25, 2)]
     assert [(each.query, each.response, each.reward, each.epoch) for each in texts] == expected
     assert len(group_episodes(texts)) == 4
-    alone = [TextRecord(query="", response="", reward=0.0)] * 3
-    assert [len(episode) for episode in group_episodes(alone)] == [1, 1, 1]
-
-
-def test_a_return_has_the_fewest_digits():
-    """A sum in float64 would be 0.30000000000000004, another answer than 0.3."""
+    assert [len(episode) for episode in group_episodes([TextRecord(query="", response="", reward=0.0)] * 3)] == [1] * 3
     turns = [Turn("a"), Turn("b", reward=0.1), Turn("c"), Turn("d", reward=0.2)]
     whole = [Turn("a"), Turn("b", reward=0.3)]
     rows = to_rows([Episode(each, terminated=True) for each in (turns, whole)], LETTERS, 16)
@@ -68,12 +60,10 @@ def test_a_return_has_the_fewest_digits():
 def test_no_episode_is_in_two_parts_and_none_is_lost(seed):
     records = many(seed)
     split = split_texts(records, validation=0.2, test=0.3, seed=seed)
-    parts = [{episode_of(record) for record in part} for part in split]
-    assert not parts[0] & parts[1]
-    assert not parts[1] & parts[2]
-    assert not parts[0] & parts[2]
+    parts = [{(record.run, record.epoch, record.episode) for record in part} for part in split]
+    assert sum(map(len, parts)) == len(set.union(*parts))
     assert sorted(each.query for part in split for each in part) == sorted(each.query for each in records)
-    episodes = Counter(place[:2] for place in set(map(episode_of, records)))
+    episodes = Counter(place[:2] for place in set.union(*parts))
     for run_and_epoch, number in episodes.items():
         held_out = [sum(place[:2] == run_and_epoch for place in part) for part in parts]
         assert held_out[0]
@@ -85,14 +75,19 @@ def test_no_episode_is_in_two_parts_and_none_is_lost(seed):
         assert all(turn == 0 or turn == before + 1 for before, turn in zip([-1, *turns], turns, strict=False))
 
 
+def alone(sizes):
+    """Episodes of one record, in epochs of these sizes."""
+    places = [(epoch, number) for epoch, size in enumerate(sizes) for number in range(size)]
+    return [
+        TextRecord(query=f"{epoch} {number}", response="", reward=0.0, epoch=epoch, episode=number)
+        for epoch, number in places
+    ]
+
+
 @pytest.mark.parametrize(("size", "epochs"), [(1, 60), (2, 60), (3, 40), (4, 40), (7, 20)])
 @pytest.mark.parametrize(("validation", "test"), [(0.1, 0.1), (0.05, 0.2), (0.25, 0.25)])
 def test_small_epochs_are_split_over_the_run(size, epochs, validation, test):
-    records = [
-        TextRecord(query=f"{epoch} {number}", response="", reward=0.0, epoch=epoch)
-        for epoch in range(epochs)
-        for number in range(size)
-    ]
+    records = alone([size] * epochs)
     parts = split_texts(records, validation=validation, test=test)
     assert sorted(each.query for part in parts for each in part) == sorted(each.query for each in records)
     for part, share in ((parts.validation, validation), (parts.test, test)):
@@ -106,12 +101,7 @@ def test_small_epochs_are_split_over_the_run(size, epochs, validation, test):
 
 def test_held_out_episodes_are_from_anywhere_in_an_epoch():
     """Recorded runs have the episodes of an epoch by their beginning, so the last ones are short."""
-    records = [
-        TextRecord(query="", response="", reward=0.0, epoch=epoch, run="a", episode=number)
-        for epoch in range(200)
-        for number in range(10)
-    ]
-    held_out = [record.episode for record in split_texts(records).test]
+    held_out = [record.episode for record in split_texts(alone([10] * 200)).test]
     assert len(held_out) == 200
     assert 3.5 < sum(held_out) / 200 < 5.5
 
@@ -132,17 +122,8 @@ def test_impossible_splits_raise(options, message):
 
 @pytest.mark.parametrize("sizes", [[1, 1], [3], [1, 1, 1], [2, 2], [4]])
 def test_a_short_run_has_an_episode_in_each_part(sizes):
-    places = [(epoch, number) for epoch, size in enumerate(sizes) for number in range(size)]
-    records = [TextRecord(query=f"{number}", response="", reward=0.0, epoch=epoch) for epoch, number in places]
     with pytest.raises(ValueError, match="No episode is left for a part") if sizes == [1, 1] else nullcontext():
-        assert all(split_texts(records))
-
-
-def test_records_are_read_as_they_were_written(tmp_path):
-    odd = {"query": "é\u2028", "response": '"', "response_tokens": (3,), "log_probs": (-0.1,)}
-    every = [*many(), TextRecord(**odd, reward=1 / 3, run="x")]
-    (tmp_path / "records.jsonl").write_text(to_lines(every), encoding="utf-8")
-    assert read_text_records(tmp_path / "records.jsonl") == every
+        assert all(split_texts(alone(sizes)))
 
 
 @pytest.mark.parametrize(
@@ -155,28 +136,22 @@ def test_records_are_read_as_they_were_written(tmp_path):
         ({"rewards": [1]}, "rewards"),
     ],
 )
-def test_bad_records_name_the_line(tmp_path, change, message):
+def test_records_are_read_as_they_were_written_and_bad_ones_name_the_line(tmp_path, change, message):
     path = tmp_path / "records.jsonl"
-    good = {"query": "q", "response": "r", "reward": 0.5}
+    good = {"query": "é\u2028", "response": '"', "reward": 1 / 3, "response_tokens": (3,), "log_probs": (-0.1,)}
+    path.write_text(to_lines([TextRecord(**good)] * 2), encoding="utf-8")
+    assert read_text_records(path) == [TextRecord(**good)] * 2
     path.write_text("\n".join(json.dumps(each) for each in (good, {**good, **change})))
     with pytest.raises(FileError, match=rf"no record on line 2 \(.*{message}"):
         read_text_records(path)
 
 
-PADDED = {
-    "query_tensor": [10, 11],
-    "response_tensor": [20, 21, 50, 50, 50, 50],
-    "logprobs": [-0.1, -0.2, -0.3],
-    "values": [0.0, 0.0, 0.0],
-    "rewards": [-0.01, -0.02, 0.9],
-    "query_text": "q",
-}
-"""A rollout whose completion ended before the longest of its batch; 50 ends it and pads it."""
-
-
 def write_padded(folder, **change):
+    """A rollout whose completion ended before the longest of its batch; 50 ends it and pads it."""
+    padded = {"query_tensor": [10, 11], "response_tensor": [20, 21, 50, 50, 50, 50], "query_text": "q"}
+    padded |= {"logprobs": [-0.1, -0.2, -0.3], "values": [0.0, 0.0, 0.0], "rewards": [-0.01, -0.02, 0.9]}
     write_run(folder, "run-a", {})
-    (folder / "run-a" / "epoch-1.json").write_text(json.dumps([{**PADDED, **change}]))
+    (folder / "run-a" / "epoch-1.json").write_text(json.dumps([{**padded, **change}]))
 
 
 def test_padding_of_a_log_is_cut(tmp_path):
@@ -201,16 +176,13 @@ def test_logs_that_are_not_padded_but_wrong(tmp_path, change, found):
         read_run_logs(tmp_path)
 
 
-def write_run(folder, name, epochs, texts=True):
+def write_run(folder, name, epochs):
     (folder / name).mkdir()
     (folder / name / "config.json").write_text(json.dumps({"lr": 1e-4, "name": name}))
     for number, rollouts in epochs.items():
-        content = []
-        for place in range(rollouts):
-            one = {"query_tensor": [place], "response_tensor": [7, 8], "logprobs": [-1.0, -2.0], "values": [0.0, 0.0]}
-            one |= {"rewards": [-0.01, 0.5]}
-            one |= {"query_text": f"q{place}", "response_text": f"{name} {number}"} if texts else {}
-            content.append(one)
+        one = {"response_tensor": [7, 8], "logprobs": [-1.0, -2.0], "values": [0.0, 0.0], "rewards": [-0.01, 0.5]}
+        one |= {"response_text": f"{name} {number}"}
+        content = [{**one, "query_tensor": [place], "query_text": f"q{place}"} for place in range(rollouts)]
         (folder / name / f"epoch-{number}.json").write_text(json.dumps(content, indent=2))
 
 
@@ -321,14 +293,11 @@ def test_turns_of_another_player_have_no_log_probs(rows):
     assert [record.log_probs for record in records_of(rows, LETTERS)] == [(), (-12.0, -11.0, -10.0), (-19.0, -18.0)]
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_prompts_and_completions(chat):
+def test_prompts_and_completions_of_a_chat():
     torch.manual_seed(0)
-    tokenizer = LETTERS
-    if chat:
-        source = tokenizer_of(EXACT["chatml"])
-        tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
-    env = prompt_env(tokenizer, row_length=80 if chat else 16)
+    source = tokenizer_of(EXACT["chatml"])
+    tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
+    env = prompt_env(tokenizer, row_length=80)
     collector = Collector(env, actor(env), frames_per_batch=40, total_frames=40, auto_register_policy_transforms=False)
     rows_of = EpisodeRows(["token_log_prob"])
     rows = torch.cat([rows_of(steps) for steps in collector])
@@ -368,44 +337,37 @@ def write(home, rows, epochs=(1, 2), **options):
     return home / "run-ppo"
 
 
-def test_a_recorded_run_is_read_again(tmp_path, rows):
+def test_a_recorded_run_is_read_again_and_records_nothing_twice_when_resumed(tmp_path, rows):
     folder = write(tmp_path, rows)
-    assert {path.name for path in folder.iterdir()} == {*EPOCHS, "manifest.json"}
-    assert json.loads((folder / "manifest.json").read_text())["config"] == {"seed": 0, "out": str(tmp_path)}
-    expected = [*run_records(rows, LETTERS, epoch=1, run="ppo"), *run_records(rows[:1], LETTERS, epoch=2, run="ppo")]
-    assert read_run(folder) == expected
-
-
-def test_a_resumed_run_records_nothing_twice(tmp_path, rows):
-    folder = write(tmp_path / "a", rows, (1, 2))
-    write(tmp_path / "a", rows, (2,))  # its checkpoint was that of epoch 1
-    other = write(tmp_path / "b", rows, (1, 2))
-    for path in folder.glob("epoch-*"):
-        assert path.read_bytes() == (other / path.name).read_bytes()
-    assert read_run(folder) == read_run(other)
-    with RunRecorder(tmp_path / "a", "ppo", LETTERS, config={"seed": 0, "out": "c"}, free=["out"]) as recorder:
+    for _ in range(2):
+        assert {path.name for path in folder.iterdir()} == {*EPOCHS, "manifest.json"}
+        assert json.loads((folder / "manifest.json").read_text())["config"] == {"seed": 0, "out": str(tmp_path)}
+        first, second = (run_records(rows[: 3 - n], LETTERS, epoch=n, run="ppo") for n in (1, 2))
+        assert read_run(folder) == [*first, *second]
+        write(tmp_path, rows, (2,))  # its checkpoint was that of epoch 1
+    with RunRecorder(tmp_path, "ppo", LETTERS, config={"seed": 0, "out": "c"}, free=["out"]) as recorder:
         recorder.rewind(1)
     assert [record.epoch for record in read_run(folder)] == [1, 1, 1]
     assert not (folder / "epoch-000002.jsonl").exists()
 
 
 def test_a_run_in_another_folder_may_continue_but_not_begin_again(tmp_path, rows):
-    home, folder = tmp_path / "home", write(tmp_path / "home", rows, config={}, out=tmp_path / "x" / "ppo")
-    before, moved = read_run(folder), tmp_path / "y" / "ppo"
-    with RunRecorder(home, "ppo", LETTERS, config={}, out=moved) as recorder:
-        message = rf"{folder} has epochs 1 to 2 of the run in {tmp_path / 'x' / 'ppo'}, .* --out or --record-history"
+    def recorder_of(out):
+        return RunRecorder(tmp_path / "home", "ppo", LETTERS, config={}, out=tmp_path / out)
+
+    folder = write(tmp_path / "home", rows, config={}, out=tmp_path / "x")
+    before = read_run(folder)
+    with recorder_of("y") as recorder:
+        message = rf"{folder} has epochs 1 to 2 of the run in {tmp_path / 'x'}, .* --out or --record-history"
         with pytest.raises(ValueError, match=message):
             recorder.rewind(0)
         assert read_run(folder) == before
         recorder.rewind(1)
-    with (
-        RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "x" / "ppo") as recorder,
-        pytest.raises(ValueError, match=f"epochs 1 to 1 of the run in {moved}"),
-    ):
+    with recorder_of("x") as recorder, pytest.raises(ValueError, match=f"epochs 1 to 1 of the run in {tmp_path / 'y'}"):
         recorder.rewind(0)
-    with RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "x" / ".." / "y" / "ppo") as recorder:
+    with recorder_of("x/../y") as recorder:
         recorder.rewind(0)
-    with RunRecorder(home, "ppo", LETTERS, config={}, out=tmp_path / "z") as recorder:
+    with recorder_of("z") as recorder:
         recorder.rewind(0)  # nothing was recorded
         recorder.record(1, rows)
     assert {record.epoch for record in read_run(folder)} == {1}

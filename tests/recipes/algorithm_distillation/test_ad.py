@@ -11,7 +11,7 @@ from tests.recipes.interrupt import interrupted_at
 from tests.recipes.lines import assert_same, assert_same_runs, refused
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation import load_ad_model, record_history
-from torchrl_lang.evaluation import read_columns
+from torchrl_lang.evaluation.plots import read_columns
 from torchrl_lang.recipes.algorithm_distillation.ad import AD
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, source_on
 from torchrl_lang.training import Checkpointer

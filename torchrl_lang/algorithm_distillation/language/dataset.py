@@ -85,35 +85,29 @@ class HistoryDataset(Dataset[TensorDictBase]):
         if {template is None, tokenizer is None} != {format == "rl"} or (format == "rl" and not is_rl):
             raise TypeError("A template and a tokenizer are for the language format, the only one of text tasks.")
         self.left_out: list[TextRecord] = []
-        self._windows: HistoryWindows | None = None
+        self._items: HistoryWindows | TensorDictBase
         self._to_rows: StepRows | None = None
-        self._rows: TensorDictBase
         if isinstance(history, LearningHistory):
-            self._windows = HistoryWindows(history, length, **windows)
+            self._items = HistoryWindows(history, length, **windows)
             self._to_rows = None if tokenizer is None else StepRows(template, tokenizer, loss_on=loss_on)
         elif tokenizer is not None:
-            self._rows, self.left_out = pack_blocks(history, template, tokenizer, length, loss_on=loss_on, **windows)
+            self._items, self.left_out = pack_blocks(history, template, tokenizer, length, loss_on=loss_on, **windows)
 
     def __len__(self) -> int:
         """Number of items."""
-        return len(self._rows if self._windows is None else self._windows)
+        return len(self._items)
 
     def __getitem__(self, index: int | Sequence[int]) -> TensorDictBase:
         """An item, or the batch of several."""
         number = torch.arange(len(self))[index]  # IndexError for those that are out of range
-        batch = self._read(number.reshape(-1))
+        chosen, items = number.reshape(-1), self._items
+        batch = items.history.flat[items.steps_of(chosen)] if isinstance(items, HistoryWindows) else items[chosen]
+        batch = batch if self._to_rows is None else self._to_rows(batch)
         return batch if number.ndim else batch[0]
 
     def __getitems__(self, indices: list[int]) -> TensorDictBase:
         """The batch of a ``DataLoader``."""
         return self[indices]
-
-    def _read(self, number: torch.Tensor) -> TensorDictBase:
-        """The items of numbers ``[B]``."""
-        if self._windows is None:
-            return self._rows[number]
-        steps = self._windows.history.flat[self._windows.steps_of(number)]
-        return steps if self._to_rows is None else self._to_rows(steps)
 
     @staticmethod
     def collate(batch: TensorDictBase | Sequence[TensorDictBase]) -> TensorDictBase:

@@ -221,12 +221,9 @@ class RewardWords:
             raise ValueError("reward_accuracy needs finitely many rewards: values go with a template of decimals only.")
         exact = reward.levels if values is None else torch.tensor(sorted(set(values)), dtype=torch.float64)
         words, self.values = reward.words if values is None else reward.write(exact), exact.to(torch.float32)
-        endings: tuple[str, ...] = ("",)
-        after: Prefix = ()
-        if isinstance(template, BlockTemplate):  # without the token after it, 1.0 would be the beginning of 1.05
-            after = tuple(tokenizer.encode(template.after))[:1]
-        else:
-            endings = template.reward_slot.endings
+        endings = template.reward_slot.endings if isinstance(template, StepTemplate) else ("",)
+        # Without the token after a block's reward, 1.0 would be the beginning of 1.05.
+        after = tuple(tokenizer.encode(template.after)[:1]) if isinstance(template, BlockTemplate) else ()
         texts = {f" {word}{ending}": number for number, word in enumerate(words) for ending in endings}
         self._number_of = {(*tokenizer.encode(text), *after): number for text, number in texts.items()}
         self._after, self.longest = len(after), max(map(len, self._number_of))

@@ -131,8 +131,7 @@ def episode_records(records: Sequence[TextRecord]) -> list[TextRecord]:
         [('a\nb\nca', 'c', 1.0)]
     """
     found = list[TextRecord]()
-    for _, group in groupby(records, key=lambda record: (record.run, record.epoch, record.episode)):
-        turns = list(group)
+    for turns in group_episodes(records):
         texts = [text for turn in turns for text in (turn.query, turn.response)][:-1]
         query = "\n".join(text for text in texts if text)  # the first query of many games is empty
         earned = shortest_decimal(sum(turn.reward for turn in turns))

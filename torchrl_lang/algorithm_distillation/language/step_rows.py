@@ -155,21 +155,19 @@ class StepRows:
         self.template, self.tokenizer, self.loss_on = template, tokenizer, loss_on
         self.tokens = StepTokens(template, tokenizer)
 
-    def __call__(self, windows: TensorDictBase, row_length: int | None = None) -> TensorDict:
-        """The rows ``[N]`` of windows ``[N, L]``.
+    def __call__(self, windows: TensorDictBase) -> TensorDict:
+        """The rows ``[N]`` of windows ``[N, L]``, of ``L`` of the longest steps; with decimals of the longest row.
 
         Args:
             windows: successive steps, in the entries of a
                 :class:`~torchrl_lang.algorithm_distillation.LearningHistory`.
-            row_length: ``T``; by default room for ``L`` of the longest steps, or the longest row with decimals.
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: a row does not fit, a number has no word, or the tokenizer has no token that begins a row.
+            ValueError: a number has no word, or the tokenizer has no token that begins a row.
         """
         ids, kind = self.tokens.encode(windows)
-        if row_length is None and self.template.is_finite:
-            row_length = 1 + windows.shape[1] * self.tokens.longest_step
+        row_length = 1 + windows.shape[1] * self.tokens.longest_step if self.template.is_finite else None
         is_action = (ids >= 0) & (kind == TokenKind.ACTION)
         after = is_action.flip(-1).long().cumsum(-1).flip(-1)  # action tokens from here to the end of the step
         earned = torch.where(is_action & (after == 1), entry(windows, REWARD).cpu(), 0.0)
@@ -195,17 +193,12 @@ def stack_rows(
         kind: int64 ``[N, M]``.
         earned: float32 ``[N, M]``, the ``token_reward``.
         tokenizer: of the first token of all rows, and of padding.
-        row_length: ``T``; None for that of the longest row.
+        row_length: ``T``, at least that of the longest row; None for that.
         loss_on: see :class:`StepRows`.
-
-    Raises:
-        ValueError: a row has more than ``row_length`` tokens.
     """
     length = 1 + (ids >= 0).sum(-1)
-    longest = int(length.max()) if len(ids) else 1
-    row_length = longest if row_length is None else row_length
-    if longest > row_length:
-        raise ValueError(f"A row has {longest} tokens, more than row_length={row_length}.")
+    if row_length is None:
+        row_length = int(length.max()) if len(ids) else 1
     tokens = moved_left(ids, ids, row_length, tokenizer.control.pad)
     tokens[:, 0] = begin_token(tokenizer)
     attention = torch.arange(row_length) < length[:, None]

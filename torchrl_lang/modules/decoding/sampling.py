@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_lang.functional import categorical_entropy
+from torchrl_lang.functional.kl import categorical_entropy
 from torchrl_lang.modules.decoding.model_runner import LanguageModelRunner
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution, StopStrings
 from torchrl_lang.modules.decoding.prefix_cache import compaction

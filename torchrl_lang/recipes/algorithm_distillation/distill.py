@@ -17,9 +17,8 @@ from torchrl_lang.algorithm_distillation.policies import ContextPolicy, OptimalP
 from torchrl_lang.algorithm_distillation.report import InContextReport, in_context_report
 from torchrl_lang.algorithm_distillation.sources import NO_NOISE, NoisyExpert
 from torchrl_lang.envs.grids import HiddenTaskEnv
-from torchrl_lang.evaluation import SeedSummary
 from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
-from torchrl_lang.evaluation.tables import format_columns
+from torchrl_lang.evaluation.tables import cell, format_columns
 from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, digest_of, skipped, source_on
 from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
@@ -175,18 +174,12 @@ def _cells(report: InContextReport) -> list[str]:
     return [
         f"{report.mean[0]:.2f}",
         f"{sum(report.mean[-report.last :]) / report.last:.2f}",
-        "-" if share is None else f"{_with_error(share, 100)} %",
-        _with_error(report.total_regret),
-        "-" if worst is None else f"{100 * worst:.0f} %",
+        "-" if share is None else cell(share.mean, share.error, digits=1, scale=100, unit=" %"),
+        cell(report.total_regret.mean, report.total_regret.error, digits=1),
+        cell(worst, digits=0, scale=100, unit=" %"),
         f"{100 * report.never_found:.1f} %",
         f"p = {report.late_beats_early.p_value:.2g}",
     ]
-
-
-def _with_error(figure: SeedSummary, factor: int = 1) -> str:
-    """The mean over training seeds, with its standard error if there are several."""
-    error = "" if figure.error is None else f" ± {factor * figure.error:.1f}"
-    return f"{factor * figure.mean:.1f}{error}"
 
 
 def _by_task(report: InContextReport) -> str:

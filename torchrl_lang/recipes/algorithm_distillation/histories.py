@@ -131,27 +131,13 @@ class FreshWindows:
     """Batches of windows of histories that are replaced by new ones now and then. Resumes exactly.
 
     Args:
-        draw: the histories with a number, the same for the same number.
-        length: steps of a window, which begins with an episode.
+        draw: the windows with a number, the same for the same number.
         batch_size: windows per batch.
         every: batches until new histories are drawn.
-        skip_episodes: see :class:`~torchrl_lang.algorithm_distillation.HistoryWindows`.
-        seed: seed of the orders, which differ between the histories.
     """
 
-    def __init__(
-        self,
-        draw: Callable[[int], LearningHistory],
-        length: int,
-        batch_size: int,
-        *,
-        every: int,
-        skip_episodes: int = 1,
-        seed: int = 0,
-    ) -> None:
-        self._draw, self._every, self._batch_size = draw, every, batch_size
-        self._options: dict[str, Any] = {"at_episode_start": True, "skip_episodes": skip_episodes}
-        self._length, self._seed, self._batches = length, seed, 0
+    def __init__(self, draw: Callable[[int], HistoryWindows], batch_size: int, *, every: int) -> None:
+        self._draw, self._every, self._batch_size, self._batches = draw, every, batch_size, 0
         self._buffer: TensorDictReplayBuffer | None = None
 
     def sample(self) -> TensorDictBase:
@@ -162,10 +148,7 @@ class FreshWindows:
         return self._buffer.sample()
 
     def _open(self) -> TensorDictReplayBuffer:
-        number = self._batches // self._every
-        seed = _seed_of(self._seed, number)  # with the same one, the same streams and starts would be read each time
-        windows = HistoryWindows(self._draw(number), self._length, seed=seed, **self._options)
-        return windows.buffer(self._batch_size)
+        return self._draw(self._batches // self._every).buffer(self._batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of batches, and the place in the order of the present histories."""
@@ -180,11 +163,6 @@ class FreshWindows:
             self._buffer.sampler.load_state_dict(state_dict["sampler"])
 
 
-def _seed_of(seed: int, number: int) -> int:
-    """The seed of the histories with a number, and of the order of their windows."""
-    return seed * 1_000_003 + number
-
-
 def history_windows(options: HistoryOptions, *, length: int, batch_size: int, seed: int) -> FreshWindows:
     """Windows of histories of the tasks to train on, and of no others.
 
@@ -192,17 +170,17 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
         ValueError: the recorded history has none of these tasks, or does not fit, see :func:`recording_of`.
     """
     family = TaskFamily(options)
-    windows: dict[str, Any] = {"skip_episodes": skipped(options), "seed": seed}
-    if options.history is not None:
-        recorded = _recorded(options, options.history)
-        return FreshWindows(lambda number: recorded, length, batch_size, every=1 << 62, **windows)
+    recorded = None if options.history is None else _recorded(options, options.history)
 
-    def draw(number: int) -> LearningHistory:
-        env = family.env(family.split.train, options.streams)
-        source = source_on(options, env, seed=_seed_of(seed, number))
-        return LearningHistory(source.history(), source.tasks)
+    def draw(number: int) -> HistoryWindows:
+        own = seed * 1_000_003 + number  # with the same one, the same streams and starts would be read each time
+        history = recorded
+        if history is None:
+            source = source_on(options, family.env(family.split.train, options.streams), seed=own)
+            history = LearningHistory(source.history(), source.tasks)
+        return HistoryWindows(history, length, skip_episodes=skipped(options), at_episode_start=True, seed=own)
 
-    return FreshWindows(draw, length, batch_size, every=options.fresh_every, **windows)
+    return FreshWindows(draw, batch_size, every=options.fresh_every if recorded is None else 1 << 62)
 
 
 def recording_of(options: HistoryOptions) -> HistoryManifest | None:
