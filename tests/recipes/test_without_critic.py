@@ -23,7 +23,6 @@ from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.training.curriculum import Curriculum
 
 TASK = "torchrl_lang.envs.games:CorridorEnv"
-WITHOUT_CRITIC = ["grpo", "dr-grpo", "rloo", "reinforce++", "dapo", "gspo", "cispo", "gigpo"]
 SMALL = ["--task", TASK, "--games", "16", "--turns", "3", "--batch-size", "8", "--eval-games", "4", "--lr", "0.003"]
 SHORT = [*SMALL, "--iterations", "4", "--eval-every", "3"]
 
@@ -52,8 +51,7 @@ def arguments(recipe, start, out, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("recipe", ["grpo", "rloo", "dapo", "gspo", "cispo"])
+@pytest.mark.parametrize(("recipe", "seed"), [("grpo", 0), ("rloo", 1), ("dapo", 2), ("gspo", 0), ("cispo", 1)])
 def test_the_best_policy_is_found(recipe, seed, start, tmp_path):
     """Its return on the games of the evaluation is known: each move but the last costs 1."""
     more = ["--games", 64, "--turns", 8, "--batch-size", 64, "--group-size", 8, "--iterations", 20]
@@ -67,7 +65,7 @@ def test_the_best_policy_is_found(recipe, seed, start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [*WITHOUT_CRITIC, "turn-ppo"])
+@pytest.mark.parametrize("recipe", ["dapo", "gigpo", "reinforce++", "turn-ppo"])
 def test_a_stopped_run_ends_with_the_same_numbers(recipe, start, tmp_path, monkeypatch):
     """Stopped between evaluations, while games go on and, of groups, some rows wait for others."""
     more = ["--value-warmup", "0"] if recipe == "turn-ppo" else []
@@ -104,7 +102,7 @@ def test_an_interrupted_run_with_a_curriculum_ends_with_the_same_numbers(start, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["ppo", "turn-ppo", "grpo", "rloo", "reinforce++", "gspo"])
+@pytest.mark.parametrize("recipe", ["ppo", "turn-ppo", "grpo", "gspo"])
 def test_the_kl_is_in_the_loss_or_in_the_rewards(recipe, start, tmp_path):
     more = ["--value-warmup", "0"] if "ppo" in recipe else []
     for name, weights in (("loss", ("0", "0.1")), ("rewards", ("0.1", "0"))):
