@@ -22,7 +22,7 @@ from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.training import adamw, train_steps
 
-ROWS, LENGTH, STEPS, REPEATS, MIN_SPEED_UP = 16, 128, 8, 5, 1.6
+ROWS, LENGTH, STEPS, REPEATS, MIN_SPEED_UP = 16, 128, 8, 3, 1.6
 
 
 def run() -> list[dict[str, Any]]:

@@ -152,6 +152,9 @@ def test_frozen_blocks_compute_in_half_precision_below_blocks_in_float32(kind):
     exact = row_log_prob(policy, batch)
     before = train_top_layers(actor, 1)
     assert train_top_layers(actor, 1, dtype=torch.bfloat16) == before
+    hooks = [len(block._forward_pre_hooks) for block in transformer_blocks(lm)]
+    train_top_layers(actor, 1, dtype=torch.bfloat16)
+    assert [len(block._forward_pre_hooks) for block in transformer_blocks(lm)] == hooks == [1, 1, 1]
     lower, _, upper = ({p.dtype for p in block.parameters()} for block in transformer_blocks(lm))
     assert (lower, upper) == ({torch.bfloat16}, {torch.float32})
     reference, carrying = frozen_copy(policy), with_frozen_states(policy, batch)

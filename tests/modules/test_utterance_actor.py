@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import pickle
 
 import pytest
 import torch
@@ -67,6 +69,16 @@ def test_rows_that_are_done_are_left_out_and_move_nobody_else():
     assert some["action"][~live].tolist() == [silent, silent]
     assert (some["action_log_prob"][~live] == 0).all()
     assert policy()(batch.clone().set("done", torch.ones_like(done)))["action"].tolist() == [silent] * 7
+
+
+def test_copies_of_an_unseeded_actor_go_their_own_ways():
+    actor, batch = policy(seed=None), rows(n=32)
+    copies = actor, copy.deepcopy(actor), pickle.loads(pickle.dumps(actor))  # noqa: S301
+    said = [twin(batch.clone())["action"] for twin in copies]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(said, 2))
+    own = policy(seed=None, generator=torch.Generator().manual_seed(1))
+    twin = copy.deepcopy(own)
+    assert torch.equal(twin(batch.clone())["action"], own(batch.clone())["action"])
 
 
 def test_dropout_is_off_while_acting_and_flags_come_back():

@@ -42,6 +42,21 @@ def rows():
     return rows_for("ppo")
 
 
+def test_missing_entries_say_where_they_come_from(rows):
+    loss = make_all_terms()
+    for key, advice in {
+        "advantage": r"loss\.estimate\(rows\)",
+        "value_target": r"loss\.estimate\(rows\)",
+        "token_log_prob": r"carry=\['token_log_prob'\]",
+        "ref_log_prob": "ReferenceModelLogProbTransform",
+    }.items():
+        with pytest.raises(KeyError, match=f"{key}.*{advice}"):
+            loss(rows.exclude(key))
+    make_ppo()(rows.exclude("ref_log_prob", "state_value"))
+    with pytest.raises(KeyError, match=r"RowAdvantage\.inv\(rows\) or ArCHerLoss\.estimate\(rows\)"):
+        PPOLoss(make_actor())(rows.exclude("advantage"))
+
+
 # -- the terms ---------------------------------------------------------------------------------------------------------
 
 

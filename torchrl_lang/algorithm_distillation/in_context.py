@@ -57,9 +57,8 @@ def evaluate_in_context(env: EnvBase, policy: ContextPolicy, episodes: Count, *,
         while bool((number < episodes).any()):
             observation = entry(observed, OBSERVATION)
             action = policy.act(observation.reshape(streams, *observation.shape[env.batch_dims :]))
-            following = env.step(observed.copy().set(ACTION, action.reshape(*env.batch_size, *action.shape[1:])))[
-                "next"
-            ]
+            action = action.reshape(*env.batch_size, *action.shape[1:])
+            following = env.step(observed.copy().set(ACTION, action)).get("next")
             reward, done, terminated = (following.get(key).reshape(streams) for key in (REWARD, DONE, TERMINATED))
             policy.observe(reward, done, terminated)
             counted = torch.where(number < episodes, reward, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import keyword
 import math
@@ -401,6 +402,7 @@ class DatasetWriter:
             (partial / ROWS).mkdir()
             self._sums, self._reward = Counter[str](), 0.0
             self._entries: dict[str, Stored] = {}
+            self._hashes: dict[str, Any] = {}
             self._files: dict[str, BinaryIO] = {}
             with ExitStack() as files:
                 self._partial, self._open_files = partial, files
@@ -427,11 +429,14 @@ class DatasetWriter:
         _check_block(rows, self.tokenizer.vocab_size, first=self.rows)
         if not self.rows:  # open the files of the entries
             self._entries = entries
+            self._hashes = {key: hashlib.sha256() for key in entries}
             paths = {key: self._partial / entry_file(key) for key in entries}
             self._files = {key: self._open_files.enter_context(path.open("wb")) for key, path in paths.items()}
         for key, (dtype, _) in entries.items():
             block = rows.get(key).detach().to("cpu", dtype).contiguous().numpy()
-            self._files[key].write(memoryview(block).cast("B"))
+            data = memoryview(block).cast("B")
+            self._files[key].write(data)
+            self._hashes[key].update(data)
         self._sums += Counter(
             episodes=len(rows),
             tokens=int(rows.get(schema.ATTENTION_MASK).sum()),
@@ -454,6 +459,7 @@ class DatasetWriter:
         map_rows(files, episodes, self._entries).memmap_(partial / ROWS)
         config, vocab_size = self.tokenizer.config(), self.tokenizer.vocab_size
         _files.write_json(partial / TOKENIZER, config)
+        digests = {key: found.hexdigest() for key, found in self._hashes.items()}
         kind: Any = {"kind": config.get("kind"), "vocab_size": vocab_size}
         versions = {"torchrl_lang": torchrl_lang.__version__, "tensordict": tensordict.__version__}
         Manifest(
@@ -465,11 +471,7 @@ class DatasetWriter:
             notes=self.notes,
             tokenizer=TokenizerRecord(**kind, fingerprint=fingerprint(self.tokenizer)),
             entries={
-                key: EntryRecord(
-                    dtype=dtype_name(dtype),
-                    shape=(episodes, *shape),
-                    sha256=_files.file_digest(partial / entry_file(key)),
-                )
+                key: EntryRecord(dtype=dtype_name(dtype), shape=(episodes, *shape), sha256=digests[key])
                 for key, (dtype, shape) in self._entries.items()
             },
             files={name: _files.file_digest(partial / name) for name in (TOKENIZER, META)},
@@ -482,14 +484,15 @@ def write_dataset(
     rows: TensorDictBase,
     tokenizer: Tokenizer,
     *,
+    seed: int | None = None,
+    source: str = "",
+    overwrite: bool = False,
+    keep: Sequence[str] = (),
     notes: Mapping[str, Any] | None = None,
-    **options: Any,
 ) -> RowDataset:
-    """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for its attribute and its options.
-
-    They are ``seed``, ``source``, ``overwrite`` and ``keep``.
-    """
+    """Write rows ``[N, T]`` as a dataset and open it; see :class:`DatasetWriter` for the arguments."""
     width = schema.entry(rows, schema.TOKENS).shape[-1]
+    options: dict[str, Any] = {"seed": seed, "source": source, "overwrite": overwrite, "keep": keep}
     with DatasetWriter(folder, tokenizer, width, **options) as writer:
         writer.notes = dict(notes or {})
         writer.extend(rows)

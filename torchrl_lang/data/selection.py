@@ -288,8 +288,8 @@ class BestRows(RowPool):
 
     Args:
         capacity: number of rows to keep, with ``per`` of each group.
-        **options: those of :func:`best_rows` that are no tensors: ``per``, ``by``, ``gamma``, ``reward_key`` and
-            ``end_of_action``.
+        per: a key of the rows, int64 ``[N]`` or ``[N, 1]``: the group of each row.
+        by, gamma, reward_key, end_of_action: as in :func:`best_rows`.
 
     Examples:
         >>> from torchrl_lang.data import BestRows
@@ -302,8 +302,18 @@ class BestRows(RowPool):
     """
 
     @checked
-    def __init__(self, capacity: Count, **options: Any) -> None:
-        self._options = {"n": capacity, **options}
+    def __init__(
+        self,
+        capacity: Count,
+        *,
+        per: NestedKey | None = None,
+        by: Literal["return", "tokens"] = "return",
+        gamma: float = 1.0,
+        reward_key: NestedKey = TOKEN_REWARD,
+        end_of_action: int | None = None,
+    ) -> None:
+        self._options: dict[str, Any] = {"n": capacity, "per": per, "by": by, "gamma": gamma}
+        self._options |= {"reward_key": reward_key, "end_of_action": end_of_action}
 
     def extend(self, rows: RowDataset | TensorDictBase) -> BestRows:
         """Keep the best of the stored rows and these, ``[N]``, which must have the same width ``T``; returns self."""

@@ -76,8 +76,13 @@ class BCLoss(RowLoss):
         embed_weights: bool = False,
         reduction: str | None = None,
     ) -> None:
-        super().__init__(actor_network, logits_chunk=logits_chunk, reduction=reduction)
-        self._set_options(transition_weight=transition_weight, actor_normalizer=actor_normalizer)
+        super().__init__(
+            actor_network,
+            transition_weight=transition_weight,
+            actor_normalizer=actor_normalizer,
+            logits_chunk=logits_chunk,
+            reduction=reduction,
+        )
         self.kl_controller = kl_controller(kl_weight)
         self.reference = reference_of(actor_network, reference, is_read=self.kl_controller is not None)
         self.embed_weights = embed_weights

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -66,8 +65,7 @@ def choose_weights(lm: PreTrainedModel, options: RunOptions) -> None:
         {'model.layers.1'}
     """
     if options.top_layers is not None:
-        dtype = options.torch_dtype()
-        train_top_layers(lm, options.top_layers, dtype=None if dtype == torch.float32 else dtype)
+        train_top_layers(lm, options.top_layers, dtype=options.torch_dtype())
     if options.lora_rank is None:
         return
     with needs_extra("--lora-rank", "peft"):

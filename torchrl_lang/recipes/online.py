@@ -196,7 +196,7 @@ by the epochs that it must have."""
 
 @dataclass
 class _Drawn:
-    """What an iteration has played."""
+    """The games that an iteration has played."""
 
     games: list[CollectedGames] = field(default_factory=list)
     rows: list[TensorDictBase] = field(default_factory=list)

@@ -70,9 +70,9 @@ def train_top_layers(actor: nn.Module, layers: int, *, dtype: torch.dtype | None
         raise ValueError(f"With layers={layers} nothing would train: the head is frozen. Train at least one block.")
     for parameter in frozen:
         parameter.requires_grad_(False)
-    if dtype is not None:
-        for block in blocks[: len(blocks) - layers]:
-            block.to(dtype)
+    lower = blocks[: len(blocks) - layers]
+    if dtype is not None and any(parameter.dtype != dtype for parameter in lower.parameters()):
+        lower.to(dtype)
         norms = [module for name, module in model.named_modules() if name in FINAL_NORMS]
         for module in (*blocks, *norms):
             module.register_forward_pre_hook(_in_own_dtype, with_kwargs=True)
