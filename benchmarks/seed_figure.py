@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.figures import COLOURS, save
@@ -41,16 +42,25 @@ def draw_curves(
 
 
 def draw_learning(path: Path, title: str, methods: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) -> None:
-    """Returns against games and against minutes, both logarithmic: a line for each run, a colour for each method."""
+    """Returns against games and against minutes, both logarithmic: a line for each method, the best at the end first.
+
+    A line is the mean over the runs, and over the last eight iterations.
+    """
     picture, every = _figure(title, ["games", "minutes"], height=5.2, grid="y")
+    lines = {method: _mean_curve(runs) for method, runs in methods.items()}
     for axes, x in zip(every, ("games", "minutes"), strict=True):
-        for number, (method, runs) in enumerate(methods.items()):
-            for seed, run in enumerate(runs):
-                style: Any = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--", "alpha": 0.7}
-                axes.plot(run[x], run["return"], linewidth=1, label=None if seed else method, **style)
+        for number, method in enumerate(sorted(lines, key=lambda name: -lines[name]["return"][-1])):
+            style: Any = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+            axes.plot(lines[method][x], lines[method]["return"], linewidth=1.4, label=method, **style)
         axes.set(xlabel=x, xscale="log")
     every[-1].legend(frameon=False, fontsize=8)
     save(picture, path)
+
+
+def _mean_curve(runs: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    means = {name: [fmean(values) for values in zip(*(run[name] for run in runs), strict=False)] for name in runs[0]}
+    means["return"] = [fmean(means["return"][max(0, end - 8) : end]) for end in range(1, len(means["return"]) + 1)]
+    return means
 
 
 def _figure(title: str, names: Sequence[str], *, height: float, grid: str) -> tuple[Any, list[Any]]:

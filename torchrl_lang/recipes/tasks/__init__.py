@@ -25,6 +25,7 @@ TASKS: dict[str, str | type[Task]] = {
     "reddit": "Reddit",
     "games": "Games",
     "maze": "Maze",
+    "questions": "Questions",
 }
 """Name of each task -> its class; of this package's tasks the word ``X`` that the names of its classes begin with:
 ``XTask`` in ``torchrl_lang/envs/<name>/task.py``, ``XData`` and ``XPlay`` beside ``PRESETS`` in

@@ -1,0 +1,82 @@
+"""Offline methods on tasks of LMRL-Gym, beside what was published: ``python -m benchmarks.published``.
+
+Each method decodes in the way that played best on other games. A call trains what is missing in its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.common import RESULTS, machine
+from benchmarks.wordle_table import NAMES, collect, place, score, score_scripted, summaries
+from torchrl_lang._files import write_file
+from torchrl_lang.evaluation import format_seed_table
+from torchrl_lang.recipes.compare import PlannedRun, planned_runs, run_in_parallel, train_missing
+
+
+class Setting(NamedTuple):
+    """The data and the training of a table."""
+
+    generate: str
+    train: dict[str, int | float]
+    """Options of all methods."""
+    values: dict[str, int | float] = {}
+    """Further ones of methods with values."""
+    choice_games: int = 250
+    report_games: int = 1000
+
+
+TASKS: dict[str, Setting] = {
+    "maze": Setting("maze", {}),
+    "maze-full": Setting("maze --observation full", {}),
+    "cities": Setting("questions --subject cities", {}),
+    "things": Setting("questions", {}),
+}
+METHODS = ("BC", "BC best 10 %", "DT", "Monte-Carlo returns", "ILQL")
+WITH_VALUES = ("monte-carlo", "ilql")
+
+
+def run(task: str, folder: Path, methods: Sequence[str], seeds: int) -> None:
+    """Make the data of each seed, train and play what is missing."""
+    setting = TASKS[task]
+    homes = [folder / f"{task}-{seed}" for seed in range(seeds)]
+    data = {home: ["generate", *setting.generate.split(), "--out", str(home / "data")] for home in homes}
+    run_in_parallel(
+        {home.name: [*words, "--seed", home.name[-1]] for home, words in data.items() if not (home / "data").exists()}
+    )
+    train_missing([each for seed, home in enumerate(homes) for each in planned(setting, home, methods, seed)])
+    for seed, home in enumerate(homes):
+        score_scripted(setting, home, seed)
+        for method in methods:
+            score(setting, home, method, seed)
+
+
+def planned(setting: Setting, home: Path, methods: Sequence[str], seed: int) -> list[PlannedRun]:
+    """The runs of a seed."""
+    places = {name: home / place(title) for title, name in NAMES.items()}
+    shared = {**setting.train, "data": home / "data", "seed": seed}
+    runs = planned_runs([NAMES[method] for method in methods], places, shared)
+    values = {True: setting.values, False: {}}
+    return [run._replace(options={**run.options, **values[run.method in WITH_VALUES]}) for run in runs]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/published"), help="folder of all runs")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=list(TASKS), help="default: all")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="default: all")
+    parser.add_argument("--seeds", type=int, default=3, help="training seeds, each with data of its own (default: 3)")
+    options = parser.parse_args(arguments)
+    for task in options.tasks:
+        run(task, options.out, options.methods, options.seeds)
+        found = {"machine": machine(), "setting": TASKS[task]._asdict(), "returns": dict(collect(options.out))[task]}
+        write_file(RESULTS / f"published_{task}.json", json.dumps(found, indent=2) + "\n")
+        print(f"\n{format_seed_table(summaries(found['returns']), title=f'{task}: return')}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Twenty questions and guess my city as a task of the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from torchrl_lang._checks import checked
+from torchrl_lang.envs import TextGameEnv, TextPlayer
+from torchrl_lang.envs.questions.game import GUESSES, LOST, TURNS, UNCLEAR, WON, WRONG, QuestionPlayer, Questions
+from torchrl_lang.envs.questions.optimum import BestQuestions
+from torchrl_lang.envs.questions.table import QuestionTable, Subject
+from torchrl_lang.envs.text_player import PlayText
+from torchrl_lang.evaluation import GameRecords, Summary, summarize
+from torchrl_lang.recipes.tasks.base import Player, Task, named_player
+from torchrl_lang.recipes.tasks.questions import PRESETS, QuestionsData, QuestionsPlay
+from torchrl_lang.text import CharTokenizer, word_tokenizer
+
+
+@checked
+@dataclass(frozen=True)
+class QuestionsTask(Task):
+    """Find out a thing by questions; see :class:`~torchrl_lang.envs.questions.Questions`.
+
+    Args:
+        subject: ``"things"`` or ``"cities"``.
+    """
+
+    name: ClassVar[str] = "questions"
+    data_options = QuestionsData
+    play_options = QuestionsPlay
+    presets = PRESETS
+    baselines = ("random", "myopic", "optimal")
+    turns_name = "questions"
+    metric_meanings: ClassVar[Mapping[str, str]] = {
+        "regret": "the greatest mean return that is possible, minus this one"
+    }
+    row_length: ClassVar[int] = 448
+    """Of 20 questions and answers; the longest ones in each turn would be 513."""
+
+    subject: Subject = "things"
+
+    @property
+    def optimum(self) -> float:
+        """The greatest mean return, exact: -7.49 for things, -3.46 for cities."""
+        return _best(self.subject).mean_return
+
+    @property
+    def action_length(self) -> int:
+        """Tokens of the longest question, and its end."""
+        tokenizer, (questions, _) = self.tokenizer(), _texts(self.subject)
+        return 1 + max(len(tokenizer.encode(text)) for text in questions)
+
+    def tokenizer(self) -> CharTokenizer:
+        """The words of the games; others are written in characters."""
+        return _tokenizer(self.subject)
+
+    def env(self, batch_size: int, **options: Any) -> TextGameEnv:
+        """See :meth:`Task.env`."""
+        sizes: Any = {"row_length": self.row_length, "action_length": self.action_length, "batch_size": [batch_size]}
+        return TextGameEnv(lambda: Questions(_table(self.subject)), self.tokenizer(), **sizes | options)
+
+    def player(self, name: str, seed: int | None = None) -> Player:
+        """A scripted player.
+
+        random: any question. myopic: the most informative question each time. optimal: as few as possible on average.
+        """
+        table = _table(self.subject)
+        players = {
+            "random": lambda: QuestionPlayer(table, skill=0.0),
+            "myopic": lambda: QuestionPlayer(table, skill=1.0),
+            "optimal": lambda: _best(self.subject),
+        }
+        return self._player(named_player(name, players)(), seed)
+
+    def behavior_policy(self, options: QuestionsData) -> Player:
+        """The scripted player."""
+        return self._player(QuestionPlayer(_table(self.subject), skill=options.skill), options.seed)
+
+    def _player(self, play: PlayText, seed: int | None) -> Player:
+        return Player(TextPlayer(play, self.tokenizer(), self.action_length, seed=seed))
+
+    def won(self, records: GameRecords) -> Tensor:
+        """Games whose thing was guessed, bool ``[N]``: only the right guess costs nothing."""
+        return records.last_reward == 0
+
+    def summary(self, records: GameRecords, name: str) -> Summary:
+        """Metrics of games, with their regret."""
+        found = summarize(records, name=name, won=self.won)
+        return replace(found, metrics={"regret": self.optimum - found.mean_return})
+
+
+@cache
+def _table(subject: Subject) -> QuestionTable:
+    return QuestionTable(subject)
+
+
+@cache
+def _best(subject: Subject) -> BestQuestions:
+    return BestQuestions(_table(subject))
+
+
+@cache
+def _tokenizer(subject: Subject) -> CharTokenizer:
+    questions, replies = _texts(subject)
+    return word_tokenizer([*questions, *replies])
+
+
+@cache
+def _texts(subject: Subject) -> tuple[list[str], list[str]]:
+    """All questions and guesses of the players, and all texts of the game."""
+    table = _table(subject)
+    asked = [way for ways in table.questions for way in ways]
+    answers = [way for answers in table.answers for ways in answers for way in ways]
+    openings = [way.format(turns=TURNS) for way in table.openings]
+
+    def about(ways: tuple[str, ...]) -> list[str]:
+        return [way.format(name) for way in ways for name in table.names]
+
+    return [*asked, *about(GUESSES)], [*openings, *answers, *about((*WON, *WRONG, *LOST)), *UNCLEAR]
