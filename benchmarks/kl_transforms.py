@@ -21,7 +21,8 @@ from benchmarks import kl_torchrl
 from benchmarks.common import interleaved, one_core, ratio, row
 from benchmarks.memory import peak_bytes
 from benchmarks.wordle_batches import wordle_batches
-from torchrl_lang.functional import categorical_kl, projected_kl
+from torchrl_lang.functional import categorical_kl
+from torchrl_lang.functional.kl import projected_kl
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.transforms import (
     KLConstrainedTransform,

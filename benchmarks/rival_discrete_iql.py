@@ -33,7 +33,8 @@ from torchrl.objectives import DiscreteIQLLoss
 from transformers import PreTrainedModel
 
 from benchmarks.naive_ilql import NaiveILQL
-from torchrl_lang.functional import find_decisions, shift_left
+from torchrl_lang.functional import shift_left
+from torchrl_lang.functional.decisions import find_decisions
 from torchrl_lang.modules import QValueHead, Trunk, ValueHead
 
 GAMMA, EXPECTILE = 0.99, 0.7

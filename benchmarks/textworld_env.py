@@ -10,8 +10,9 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from benchmarks.common import interleaved, median, one_core, ratio, row
-from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv, TextWorldSpec, build_games, game_texts
+from torchrl_lang.envs.textworld import RandomAdmissiblePlayer, TextWorldEnv, TextWorldSpec, build_games
 from torchrl_lang.envs.textworld.engine import EnginePool
+from torchrl_lang.envs.textworld.games import game_texts
 from torchrl_lang.text import word_tokenizer
 
 GAMES, ROWS, TURNS, WORKERS, MIN_SPEED_UP = 4, 32, 20, 2, 1.5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchrl_lang.envs.language_env import LanguageEnv, Reply
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.text import CharTokenizer
 
 

@@ -5,8 +5,8 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang import evaluation
-from torchrl_lang.evaluation import TILES, GameRecords, format_transcript, transcript_turns
-from torchrl_lang.evaluation.transcripts import write_transcripts
+from torchrl_lang.evaluation import GameRecords, format_transcript
+from torchrl_lang.evaluation.transcripts import TILES, transcript_turns, write_transcripts
 from torchrl_lang.text import CharTokenizer
 
 TOKENIZER = CharTokenizer([*"abcde", "<g>", "<b>", "<y>", "<|pad|>", "</a>", "</s>", "<s>", "<a>", "</eod>"])

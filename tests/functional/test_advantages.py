@@ -11,13 +11,12 @@ from torchrl_lang.functional import (
     decision_mask,
     group_advantages,
     returns_to_go,
-    standardized,
     state_advantages,
     turn_advantages,
     turn_end_mask,
-    turn_states,
     two_clock_advantages,
 )
+from torchrl_lang.functional.advantages import standardized, turn_states
 from torchrl_lang.functional.decisions import row_length
 
 CLOCKS = {"gamma": 0.5, "lmbda": 0.5, "turn_gamma": 0.25, "turn_lmbda": 0.75}

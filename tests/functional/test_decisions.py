@@ -4,8 +4,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import decision_mask, find_decisions
-from torchrl_lang.functional.decisions import row_length
+from torchrl_lang.functional import decision_mask
+from torchrl_lang.functional.decisions import find_decisions, row_length
 
 
 def scan(row):

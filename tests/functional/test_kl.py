@@ -8,8 +8,8 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 
 from benchmarks.memory import peak_bytes
-from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
-from torchrl_lang.functional.kl import categorical_entropy
+from torchrl_lang.functional import categorical_kl, kl_estimate
+from torchrl_lang.functional.kl import categorical_entropy, projected_kl
 
 INF = math.inf
 LOG2 = math.log(2)

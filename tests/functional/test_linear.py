@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrl_lang.functional import cql_term, margin_term
+from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.linear import linear_cross_entropy, linear_margin
+from torchrl_lang.functional.value_terms import margin_term
 
 N, V, WIDTH = 7, 11, 5
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 
 
 def test_the_draw_is_splitmix64_in_any_batch_and_order():

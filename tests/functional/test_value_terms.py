@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import advantage_weight, cql_term, expectile_loss, margin_term
-from torchrl_lang.functional.value_terms import explained_variance, masked_mean
+from torchrl_lang.functional import advantage_weight, cql_term, expectile_loss
+from torchrl_lang.functional.value_terms import explained_variance, margin_term, masked_mean
 
 numbers = st.floats(-10, 10, width=32)
 

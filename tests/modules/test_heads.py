@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.modules.toys import CONTROL, WIDTH, tiny_lm
-from torchrl_lang.functional import cql_term, margin_term
+from torchrl_lang.functional import cql_term
+from torchrl_lang.functional.value_terms import margin_term
 from torchrl_lang.modules import (
     QValueHead,
     TiedQValueHead,

@@ -39,7 +39,7 @@ from torchrl_lang.data import EpisodeRows, best_rows, row_buffer, row_returns
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.random_walks import RandomWalksEnv, walk_optimality
 from torchrl_lang.evaluation import value_report
-from torchrl_lang.functional import return_conditions
+from torchrl_lang.functional.returns import return_conditions
 from torchrl_lang.modules import (
     QValueHead,
     UtteranceActor,

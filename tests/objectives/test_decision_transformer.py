@@ -9,8 +9,8 @@ from tests.objectives.conftest import CONTROL, VOCAB, WIDTH, by_hand, make_actor
 from tests.objectives.oracle import dt_loss, numpy_rows
 from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.data import row_buffer
-from torchrl_lang.functional import return_conditions
 from torchrl_lang.functional.decisions import utterance_states
+from torchrl_lang.functional.returns import return_conditions
 from torchrl_lang.modules import (
     ReturnConditionedActor,
     ReturnEmbedding,

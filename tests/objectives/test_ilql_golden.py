@@ -14,7 +14,8 @@ from tests.modules.toys import Golden
 from tests.objectives.oracle import ilql_losses, numpy_rows
 from tests.objectives.tables import make_table, table_loss
 from tests.objectives.test_ilql import of_oracle
-from torchrl_lang.functional import cql_term, expectile_loss, margin_term
+from torchrl_lang.functional import cql_term, expectile_loss
+from torchrl_lang.functional.value_terms import margin_term
 from torchrl_lang.modules import language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import ILQLLoss
 

@@ -30,7 +30,8 @@ from tests.objectives.conftest import (
 )
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
-from torchrl_lang.functional import decision_mask, find_decisions
+from torchrl_lang.functional import decision_mask
+from torchrl_lang.functional.decisions import find_decisions
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, value_module
 from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.training import adamw, total_loss

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import to_row
-from torchrl_lang.functional import decision_mask, find_decisions
+from torchrl_lang.functional import decision_mask
+from torchrl_lang.functional.decisions import find_decisions
 from torchrl_lang.schema import ROW_KEYS, check_row
 from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_rows
 

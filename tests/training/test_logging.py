@@ -10,7 +10,8 @@ from torchrl.record.loggers import get_logger
 
 from torchrl_lang._files import FileError
 from torchrl_lang.evaluation.plots import read_columns
-from torchrl_lang.training import RunLog, make_log
+from torchrl_lang.training import RunLog
+from torchrl_lang.training.logging import make_log
 from torchrl_lang.training.metrics import to_scalars
 
 

@@ -6,7 +6,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
 
-from torchrl_lang.training import Checkpointer, RandomState, adamw, make_log, train_steps, warmup_cosine
+from torchrl_lang.training import Checkpointer, RandomState, adamw, train_steps, warmup_cosine
+from torchrl_lang.training.logging import make_log
 
 
 class Regression(torch.nn.Module):

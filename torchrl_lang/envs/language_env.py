@@ -17,7 +17,7 @@ from torchrl_lang.envs import row_state
 from torchrl_lang.envs.reset_inputs import count_turns, merge_keywords, rows_to_continue, shortest_opening
 from torchrl_lang.envs.row_state import GrowingRows, Reply, Rows, Utterance, Writes
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, row_specs, token_ids
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.text.tokenizers import Tokenizer
 
 __all__ = ["LanguageEnv", "LanguageOptions", "Reply", "TaskState"]

@@ -30,7 +30,7 @@ class SeededEpisodes(EnvBase):
     """The seed, the episode counter and the specs of outcomes of a batched environment, also beside another base class.
 
     The ``k``-th row to be reset plays episode ``k`` of the seed: draw what an episode begins with from
-    :func:`~torchrl_lang.functional.random_index` with ``self._key`` and the numbers of :meth:`_number_episodes`.
+    ``random_index`` with ``self._key`` and the numbers of :meth:`_number_episodes`.
 
     A copy of an environment with a seed continues as the original would; a copy of one without a seed takes a new seed.
     """

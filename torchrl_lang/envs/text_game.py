@@ -20,7 +20,7 @@ from torchrl_lang.envs.language_env import LanguageEnv, LanguageOptions, Reply, 
 from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.seeded_env import feature_specs
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.schema import FEATURES, FEATURES_MASK
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer, decode_action
 from torchrl_lang.text.tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from torchrl_lang.evaluation.metrics import (
 )
 from torchrl_lang.evaluation.play import GameRecords, play_games
 from torchrl_lang.evaluation.tables import SeedSummary, format_seed_table, format_table, over_seeds
-from torchrl_lang.evaluation.transcripts import TILES, format_transcript, transcript_turns
+from torchrl_lang.evaluation.transcripts import format_transcript
 from torchrl_lang.evaluation.utterance_values import (
     Comparison,
     KnownValues,
@@ -22,7 +22,6 @@ from torchrl_lang.evaluation.utterance_values import (
 from torchrl_lang.evaluation.value_report import value_report
 
 __all__ = [
-    "TILES",
     "Comparison",
     "GameRecords",
     "KnownValues",
@@ -42,6 +41,5 @@ __all__ = [
     "solved",
     "summarize",
     "text_advantages",
-    "transcript_turns",
     "value_report",
 ]

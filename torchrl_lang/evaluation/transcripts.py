@@ -47,7 +47,8 @@ def format_transcript(row: TensorDictBase, tokenizer: Tokenizer, *, spelling: Ma
 
     Examples:
         >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
-        >>> from torchrl_lang.evaluation import TILES, format_transcript
+        >>> from torchrl_lang.evaluation import format_transcript
+        >>> from torchrl_lang.evaluation.transcripts import TILES
         >>> tokenizer = CharTokenizer.from_alphabet(["a", "b", "<g>", "<y>"])
         >>> rows = to_rows([Episode([Turn("ab", reward=-1.0), Turn("<g><y>")], True)], tokenizer, 9)
         >>> print(format_transcript(rows[0], tokenizer, spelling=TILES))

@@ -165,7 +165,7 @@ def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import standardized
+        >>> from torchrl_lang.functional.advantages import standardized
         >>> standardized(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
         tensor([-0.7071,  0.7071,  0.0000])
         >>> standardized(torch.tensor([5.0]))
@@ -281,7 +281,8 @@ def turn_states(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import turn_end_mask, turn_states
+        >>> from torchrl_lang.functional import turn_end_mask
+        >>> from torchrl_lang.functional.advantages import turn_states
         >>> tokens = torch.tensor([[1, 5, 2, 6], [1, 7, 2, 6]])
         >>> real, agent = torch.ones(2, 4, dtype=torch.bool), torch.tensor([[False, True, False, True]]).expand(2, 4)
         >>> rows = tokens, agent, turn_end_mask(real, agent)

@@ -93,7 +93,7 @@ def find_decisions(attention_mask: Tensor, agent_mask: Tensor) -> Decisions:
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import find_decisions
+        >>> from torchrl_lang.functional.decisions import find_decisions
         >>> real = torch.tensor([[True, True, True, True, False]])
         >>> agent = torch.tensor([[False, True, False, True, False]])
         >>> found = find_decisions(real, agent)

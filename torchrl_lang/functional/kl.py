@@ -190,7 +190,7 @@ def projected_kl(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import projected_kl
+        >>> from torchrl_lang.functional.kl import projected_kl
         >>> hidden, head = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
         >>> projected_kl(hidden, head, hidden, head)
         tensor([0., 0.])

@@ -92,7 +92,7 @@ def linear_margin(
 ) -> LinearTerm:
     """Compute the squared hinge ``sum_v max(0, z_v - z_target + margin)**2`` of ``z = features @ weight.T + bias``.
 
-    :func:`~torchrl_lang.functional.margin_term` without ``[N, V]``. With ``h_v`` the hinge, the gradient is
+    ``margin_term`` without ``[N, V]``. With ``h_v`` the hinge, the gradient is
     ``dz_v = 2 h_v``, and ``-2 sum_v h_v`` is added to ``dz_target``. All other arguments and results are those of
     ``linear_cross_entropy``.
     """

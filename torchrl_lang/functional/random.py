@@ -34,7 +34,7 @@ def random_index(seed: Tensor | int, counter: Tensor, n: Tensor | int) -> Tensor
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import random_index
+        >>> from torchrl_lang.functional.random import random_index
         >>> all_four = random_index(0, torch.arange(4), 1000)
         >>> bool((random_index(0, torch.tensor([2]), 1000) == all_four[2]).all())
         True

@@ -171,7 +171,7 @@ def return_conditions(
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import return_conditions
+        >>> from torchrl_lang.functional.returns import return_conditions
         >>> real, agent = torch.ones(1, 5, dtype=torch.bool), torch.tensor([[False, True, False, True, False]])
         >>> reward = torch.tensor([[0.0, 1.0, 0.0, 4.0, 0.0]])
         >>> found = return_conditions(real, agent, reward, "decremented")

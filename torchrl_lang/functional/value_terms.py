@@ -116,7 +116,7 @@ def margin_term(action_value: Tensor, action: Tensor, margin: Tensor | float = 0
 
     Examples:
         >>> import torch
-        >>> from torchrl_lang.functional import margin_term
+        >>> from torchrl_lang.functional.value_terms import margin_term
         >>> margin_term(torch.tensor([[[1.0, 3.0, 0.0]]]), torch.tensor([0]))
         tensor([[4.]])
     """

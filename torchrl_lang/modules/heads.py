@@ -297,7 +297,7 @@ class ActionValueHead(StackedHeads, ABC):
         return self._term(linear_cross_entropy, hidden, action, temperature=temperature, **options)
 
     def margin_term(self, hidden: Tensor, action: Tensor, margin: float = 0.0, **options: Any) -> LinearTerm:
-        """:func:`~torchrl_lang.functional.margin_term` of the values of ``forward``; otherwise as :meth:`cql_term`."""
+        """``margin_term`` of the values of ``forward``; otherwise as :meth:`cql_term`."""
         return self._term(linear_margin, hidden, action, margin=margin, **options)
 
     def _term(self, function: Callable[..., LinearTerm], hidden: Tensor, action: Tensor, **options: Any) -> LinearTerm:

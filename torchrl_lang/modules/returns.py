@@ -11,8 +11,7 @@ from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor, nn
 
 from torchrl_lang._checks import Count, Finite, check_options, checked, have_shapes
-from torchrl_lang.functional import return_conditions
-from torchrl_lang.functional.returns import ReturnConditions, ReturnMode
+from torchrl_lang.functional.returns import ReturnConditions, ReturnMode, return_conditions
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor, UtteranceDistribution
 from torchrl_lang.modules.row_scoring import RowScorer
 from torchrl_lang.modules.trunk import Trunk
@@ -35,7 +34,7 @@ class ReturnEmbedding(nn.Module):
         low: the lowest return of the data; in mode ``"decremented"`` the lowest return to go.
         high: the highest one. A wider range than the data's allows targets beyond them, by linear extrapolation.
         mode: which return the rows carry and where: ``"constant"`` or ``"decremented"``, see
-            :func:`~torchrl_lang.functional.return_conditions`. Training and play use the same.
+            ``return_conditions``. Training and play use the same.
         target: the return that a policy asks for by default; default ``high``.
         n_bins: number of different returns.
 

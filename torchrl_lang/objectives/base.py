@@ -17,9 +17,9 @@ from torchrl.objectives.value import ValueEstimatorBase
 
 from torchrl_lang import schema
 from torchrl_lang._checks import check_given, check_options
-from torchrl_lang.functional import decision_mask, find_decisions, shift_left, turn_end_mask
+from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
-from torchrl_lang.functional.decisions import trained_states
+from torchrl_lang.functional.decisions import find_decisions, trained_states
 from torchrl_lang.functional.value_terms import divisor, masked_mean
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor

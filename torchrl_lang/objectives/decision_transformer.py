@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tensordict import TensorDictBase
 
-from torchrl_lang.functional import return_conditions
 from torchrl_lang.functional.decisions import shift_right
+from torchrl_lang.functional.returns import return_conditions
 from torchrl_lang.modules.returns import conditioned_trunk
 from torchrl_lang.objectives.base import ActorNormalizer, LogitsChunk, Policy, TransitionBatch
 from torchrl_lang.objectives.bc import BCLoss
@@ -20,7 +20,7 @@ class DecisionTransformerLoss(BCLoss):
     ``loss_actor = sum_t w_t * CE(pi(. | x_<=t, R), x_t+1) / n``, the loss of :class:`BCLoss` of a policy that also
     reads the return ``R`` of the row. With the embedding's mode ``"constant"`` the row's first token carries the whole
     return, as in the ILQL paper (arXiv 2206.11871), with ``"decremented"`` the state of each utterance the return to
-    go; see :func:`~torchrl_lang.functional.return_conditions`. One pass of the trunk.
+    go; see ``return_conditions``. One pass of the trunk.
 
     The return is the undiscounted sum of the rewards that the row holds, also of a truncated row. To play, ask a
     :class:`~torchrl_lang.modules.ReturnConditionedActor` for a return.

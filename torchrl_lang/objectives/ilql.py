@@ -9,8 +9,9 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.objectives import ValueEstimators
 
-from torchrl_lang.functional import cql_term, expectile_loss, margin_term, two_clock_advantages
+from torchrl_lang.functional import cql_term, expectile_loss, two_clock_advantages
 from torchrl_lang.functional.returns import lambda_returns, returns_to_go, td_target
+from torchrl_lang.functional.value_terms import margin_term
 from torchrl_lang.objectives.base import Policy, TransitionBatch, over_rows
 from torchrl_lang.objectives.networks import as_head, values_at
 from torchrl_lang.objectives.policy import actor_loss, policy_weight, weighs_advantages

@@ -18,8 +18,8 @@ from torchrl.objectives.utils import distance_loss
 from torchrl.objectives.value import MultiAgentGAE, ValueEstimatorBase, VTrace
 
 from torchrl_lang._checks import check_given, other_name, torchrl_names
-from torchrl_lang.functional import kl_estimate, shift_left, standardized, turn_advantages, two_clock_advantages
-from torchrl_lang.functional.advantages import Advantages, Bootstrap, with_known_values
+from torchrl_lang.functional import kl_estimate, shift_left, turn_advantages, two_clock_advantages
+from torchrl_lang.functional.advantages import Advantages, Bootstrap, standardized, with_known_values
 from torchrl_lang.functional.decisions import begins_utterance, shift_right
 from torchrl_lang.functional.kl import KLEstimator
 from torchrl_lang.functional.value_terms import divisor, explained_variance
@@ -135,7 +135,7 @@ class PPOLoss(RowLoss):
         end_of_action: id of the token that ends an utterance, default that of an ``UtteranceActor``. It separates
             turns where the environment does not reply (:func:`~torchrl_lang.functional.turn_end_mask`).
         normalize_advantage: standardise the advantages over the decisions of each batch that count, by the unbiased
-            deviation (:func:`~torchrl_lang.functional.standardized`). By default if there is a ``value_network``.
+            deviation (``standardized``). By default if there is a ``value_network``.
         loss_critic_type: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
         detach_value: no gradient from the values into the trunk.
         logits_chunk: decisions whose logits exist at a time; the backward pass computes them again. ``"auto"``: pieces
@@ -449,7 +449,7 @@ class PPOLoss(RowLoss):
             differentiable: estimates have no gradients.
             **hyperparams: ``gamma``, ``turn_gamma`` and, where the estimator leaves them open, ``lmbda`` and
                 ``turn_lmbda``, each as it was where it is not given; ``average_gae=True`` of GAE standardizes the
-                advantages over all decisions of a batch (:func:`~torchrl_lang.functional.standardized`). Of a class:
+                advantages over all decisions of a batch (``standardized``). Of a class:
                 its own.
 
         Raises:

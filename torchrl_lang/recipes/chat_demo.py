@@ -21,9 +21,10 @@ from transformers import PreTrainedModel
 
 from torchrl_lang._files import Record, read_json, write_file, write_json
 from torchrl_lang.envs.games.task import GamesTask
-from torchrl_lang.evaluation import GameRecords, Summary, format_table, transcript_turns
+from torchrl_lang.evaluation import GameRecords, Summary, format_table
 from torchrl_lang.evaluation.plots import draw_run, new_figure, read_columns, save_figure, tidy
 from torchrl_lang.evaluation.tables import format_legend
+from torchrl_lang.evaluation.transcripts import transcript_turns
 from torchrl_lang.modules import UtteranceActor, language_actor, row_log_prob, train_top_layers
 from torchrl_lang.modules.frozen.lower_layers import StatesOfRows
 from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm

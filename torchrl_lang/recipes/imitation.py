@@ -10,7 +10,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 
 from torchrl_lang.data import row_returns
-from torchrl_lang.functional import return_conditions
+from torchrl_lang.functional.returns import return_conditions
 from torchrl_lang.modules import ReturnConditionedActor, ReturnEmbedding, condition_on_returns
 from torchrl_lang.modules.hugging_face import eval_mode
 from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss

@@ -293,7 +293,7 @@ class FinishedRun:
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
 
 
-def load_run(folder: Path, given: type[Task] | None = None, **kwargs: Any) -> FinishedRun:
+def load_run(folder: str | Path, given: type[Task] | None = None, **kwargs: Any) -> FinishedRun:
     """Open the folder of a finished run, whose task is of the class ``given`` if it is not registered.
 
     A run that was trained on dialogues alone gets the games of ``given``, if any. ``kwargs`` are those of
@@ -303,6 +303,7 @@ def load_run(folder: Path, given: type[Task] | None = None, **kwargs: Any) -> Fi
         FileNotFoundError: there is none, or it has not finished.
         ValueError: its record or its model is damaged, or its tokenizer is not the task's.
     """
+    folder = Path(folder)
     notes = read_options(folder / "config.json").notes
     if notes.get("task") == DIALOGUES:
         games = None if given is None else given.without_notes()

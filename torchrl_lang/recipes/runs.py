@@ -39,12 +39,12 @@ from torchrl_lang.training import (
     RunLog,
     WeightAverage,
     adamw,
-    make_log,
     muon_adamw,
     train_steps,
     warmup_cosine,
 )
 from torchrl_lang.training.checkpoint import Stateful
+from torchrl_lang.training.logging import make_log
 from torchrl_lang.training.metrics import check_parameters
 from torchrl_lang.training.progress import Progress
 

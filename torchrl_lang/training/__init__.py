@@ -3,7 +3,7 @@
 from torchrl_lang.training.averaging import WeightAverage
 from torchrl_lang.training.checkpoint import Checkpointer
 from torchrl_lang.training.curriculum import Curriculum
-from torchrl_lang.training.logging import RunLog, make_log
+from torchrl_lang.training.logging import RunLog
 from torchrl_lang.training.loop import total_loss, train_steps
 from torchrl_lang.training.metrics import FiniteCheck, NonFiniteError
 from torchrl_lang.training.optim import adamw, muon_adamw, warmup_cosine
@@ -21,7 +21,6 @@ __all__ = [
     "RunLog",
     "WeightAverage",
     "adamw",
-    "make_log",
     "muon_adamw",
     "total_loss",
     "train_steps",

@@ -169,7 +169,7 @@ def make_log(folder: str | Path, *, trackers: Sequence[str] = ()) -> RunLog:
 
     Examples:
         >>> import tempfile
-        >>> from torchrl_lang.training import make_log
+        >>> from torchrl_lang.training.logging import make_log
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     log = make_log(folder)
         ...     log.log(1, {"loss": 0.5})

@@ -8,17 +8,15 @@ from torchrl_lang.modules.controllers import (
     ScheduledKLController,
 )
 from torchrl_lang.modules.frozen.frozen_copy import adapters_off, frozen_copy
-from torchrl_lang.transforms.base import ActionKeys
 from torchrl_lang.transforms.divergence import KLDivergenceTransform, ReferenceModelLogProbTransform
 from torchrl_lang.transforms.kl_constrained import KLConstrainedTransform, KLRewardTransform
-from torchrl_lang.transforms.language_references import ResponseReference, RowReference, WrapperReference
+from torchrl_lang.transforms.language_references import RowReference, WrapperReference
 from torchrl_lang.transforms.references import ActorReference, ColumnReference, FunctionReference
 from torchrl_lang.transforms.reward_adjustment import KLLimitTransform, RewardAdjustmentTransform
 from torchrl_lang.transforms.row_advantage import RowAdvantage
 from torchrl_lang.transforms.turn_rewards import EntryReward, LivingCost, TurnRewardTransform
 
 __all__ = [
-    "ActionKeys",
     "ActorReference",
     "AdaptiveKLController",
     "ColumnReference",
@@ -35,7 +33,6 @@ __all__ = [
     "ReferenceModelLogProbTransform",
     "RewardAdjustmentTransform",
     "RowAdvantage",
-    "ResponseReference",
     "RowReference",
     "ScheduledKLController",
     "TurnRewardTransform",

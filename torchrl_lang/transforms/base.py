@@ -25,7 +25,7 @@ class ActionKeys:
     """Keys of an action, its log-probability under the policy that chose it, its reward, and the mask of its tokens.
 
     Examples:
-        >>> from torchrl_lang.transforms import ActionKeys
+        >>> from torchrl_lang.transforms.base import ActionKeys
         >>> ActionKeys.of_action(("agents", "action")).kl, ActionKeys.row().mask
         (('agents', 'kl'), 'agent_mask')
     """

@@ -17,8 +17,8 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.modules import OneHotCategorical
 
 from torchrl_lang._checks import checked, have_shapes
-from torchrl_lang.functional import categorical_kl, kl_estimate, projected_kl
-from torchrl_lang.functional.kl import KLDirection
+from torchrl_lang.functional import categorical_kl, kl_estimate
+from torchrl_lang.functional.kl import KLDirection, projected_kl
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor
 from torchrl_lang.modules.frozen.reference_holder import ReferenceHolder
 from torchrl_lang.modules.head_values import States

@@ -209,7 +209,8 @@ class ResponseReference(Reference):
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from torchrl_lang.modules import causal_lm, language_actor
-        >>> from torchrl_lang.transforms import ResponseReference, frozen_copy
+        >>> from torchrl_lang.transforms import frozen_copy
+        >>> from torchrl_lang.transforms.language_references import ResponseReference
         >>> actor = language_actor(causal_lm(vocab_size=3, layers=1, width=8, heads=2, max_length=8))
         >>> tokens = {"prompt": torch.tensor([[0, 1], [1, 1]]), "response": torch.tensor([[2], [0]])}
         >>> steps = TensorDict(tokens=tokens, batch_size=[2])

@@ -18,12 +18,10 @@ from torchrl_lang.functional import (
     group_advantages,
     returns_to_go,
     shift_left,
-    standardized,
     state_advantages,
     turn_end_mask,
-    turn_states,
 )
-from torchrl_lang.functional.advantages import clock
+from torchrl_lang.functional.advantages import clock, standardized, turn_states
 from torchrl_lang.functional.decisions import shift_right
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, GROUP, RAW_REWARD, TOKEN_REWARD, TOKENS, TRAIN_MASK, entry
 
@@ -56,7 +54,7 @@ class RowAdvantage(Transform):
         advantage_key: where the advantages go.
         gamma: discount from turn to turn; in ``"gigpo"`` that of ``S_k`` alone, as in the paper: ``R`` is the
             sum of the rewards.
-        anchor: which turns begin in the same state, see :func:`~torchrl_lang.functional.turn_states`.
+        anchor: which turns begin in the same state, see ``turn_states``.
         weight: of the advantages of turns in ``"gigpo"``.
         drop_equal: leave out groups whose rows have equal returns, before penalties: their advantages are 0 (dynamic
             sampling, arXiv 2503.14476). :meth:`draw` plays until there are enough others.

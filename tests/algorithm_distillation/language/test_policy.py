@@ -11,9 +11,9 @@ from torchrl_lang.algorithm_distillation.language import (
     Quantizer,
     StepRows,
     StepTemplate,
-    parse_steps,
     template_tokenizer,
 )
+from torchrl_lang.algorithm_distillation.language.template import parse_steps
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
 

@@ -14,11 +14,10 @@ from torchrl_lang.algorithm_distillation.language import (
     Quantizer,
     StepRows,
     StepTemplate,
-    parse_steps,
     steps_to_text,
     template_tokenizer,
 )
-from torchrl_lang.algorithm_distillation.language.template import TokenKind
+from torchrl_lang.algorithm_distillation.language.template import TokenKind, parse_steps
 from torchrl_lang.schema import check_row
 from torchrl_lang.text import word_tokenizer
 

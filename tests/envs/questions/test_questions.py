@@ -12,7 +12,7 @@ import pytest
 from tests.recipes.notes import from_own_notes
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import TextGameEnv, check_language_env
-from torchrl_lang.envs.questions import BestQuestions, QuestionPlayer, Questions, QuestionTable
+from torchrl_lang.envs.questions import BestQuestions, MyopicPlayer, Questions, QuestionTable
 from torchrl_lang.envs.questions.table import plain
 from torchrl_lang.envs.questions.task import QuestionsTask
 from torchrl_lang.recipes.tasks.questions import QuestionsData
@@ -123,7 +123,7 @@ def test_players_reach_what_they_should(subject, optimum, myopic):
     assert max(turns for _, turns in played) <= 12
 
     def mean(skill):
-        player = QuestionPlayer(table, skill=skill)
+        player = MyopicPlayer(table, skill=skill)
         return sum(play(game, player, seed)[0] for seed in seeds) / len(seeds)
 
     assert mean(1.0) == pytest.approx(myopic, abs=0.1)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines import NAME, forked, reused
-from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games, game_texts
+from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games
+from torchrl_lang.envs.textworld.games import game_texts
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.text import word_tokenizer
 

@@ -11,7 +11,8 @@ from torchrl.envs import Compose, TransformedEnv
 
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import check_language_env
-from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer, Template, TextWorldEnv
+from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer, TextWorldEnv
+from torchrl_lang.envs.textworld.text import Template
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.transforms import EntryReward, LivingCost
 

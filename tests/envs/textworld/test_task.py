@@ -13,8 +13,8 @@ pytest.importorskip("textworld", reason="the extra 'textworld' is not installed"
 from tests.engines import reused
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
-from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer, game_texts
-from torchrl_lang.envs.textworld.games import solution, split_games
+from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
+from torchrl_lang.envs.textworld.games import game_texts, solution, split_games
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import play_games

@@ -2,8 +2,7 @@
 
 import pytest
 
-from torchrl_lang.envs.textworld import Template
-from torchrl_lang.envs.textworld.text import TEMPLATES, clean_command, clean_feedback, is_meta
+from torchrl_lang.envs.textworld.text import TEMPLATES, Template, clean_command, clean_feedback, is_meta
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation import evaluate_in_context
-from torchrl_lang.algorithm_distillation.language import parse_steps
+from torchrl_lang.algorithm_distillation.language.template import parse_steps
 from torchrl_lang.modules import load_language_model
 from torchrl_lang.recipes.algorithm_distillation.ad import AD, FORMATS, FormatOptions, LanguageFormat, Wording
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill

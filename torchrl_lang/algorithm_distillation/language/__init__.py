@@ -8,7 +8,7 @@ from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
 from torchrl_lang.algorithm_distillation.language.records import TextRecord, read_run_logs, split_texts
 from torchrl_lang.algorithm_distillation.language.run_recorder import RunRecorder, read_run
 from torchrl_lang.algorithm_distillation.language.step_rows import StepRows, template_tokenizer
-from torchrl_lang.algorithm_distillation.language.template import StepTemplate, parse_steps, steps_to_text
+from torchrl_lang.algorithm_distillation.language.template import StepTemplate, steps_to_text
 
 __all__ = [
     "BlockTemplate",
@@ -21,7 +21,6 @@ __all__ = [
     "TextRecord",
     "next_token_metrics",
     "pack_blocks",
-    "parse_steps",
     "read_run",
     "read_run_logs",
     "reward_accuracy",

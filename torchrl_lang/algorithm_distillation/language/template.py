@@ -212,7 +212,8 @@ def steps_to_text(steps: TensorDictBase, template: StepTemplate) -> str:
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from torchrl_lang.algorithm_distillation.language import Quantizer, StepTemplate, parse_steps, steps_to_text
+        >>> from torchrl_lang.algorithm_distillation.language import Quantizer, StepTemplate, steps_to_text
+        >>> from torchrl_lang.algorithm_distillation.language.template import parse_steps
         >>> moves = Quantizer(range(2), ["west", "east"])
         >>> template = StepTemplate("spelled", [Quantizer(range(5))], moves, Quantizer([0, 1]))
         >>> steps = TensorDict(

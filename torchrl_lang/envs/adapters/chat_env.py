@@ -15,7 +15,7 @@ from torchrl.modules.llm.policies import ChatHistory
 from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.game_turn import GamePlace, TextGame, ToolText
 from torchrl_lang.envs.seeded_env import SeededEpisodes
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.schema import DONE, TERMINATED, TRUNCATED
 
 

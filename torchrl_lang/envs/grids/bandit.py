@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang.envs.grids.base import HiddenTaskEnv, TaskOptions
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 
 _RESOLUTION = 1 << 24
 """Number of outcomes that a draw distinguishes; float32 represents them exactly."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.row_state import read_action
 from torchrl_lang.envs.seeded_env import EnvOptions, SeededEnv, token_ids
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.schema import DONE, OBSERVATION, REWARD, TERMINATED, TRUNCATED
 
 

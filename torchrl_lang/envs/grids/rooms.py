@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options, checked
 from torchrl_lang.envs.grids.base import HiddenTaskEnv, TaskOptions
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 
 _MOVES = torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
 """Rows and columns that the actions add: stay, up, down, left, right."""

@@ -12,8 +12,8 @@ from torchrl_lang._checks import Count, checked
 from torchrl_lang.envs.language_env import EpisodeOptions, LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range, refuse_rows
 from torchrl_lang.envs.row_state import Rows, Utterance
-from torchrl_lang.functional import random_index
 from torchrl_lang.functional.decisions import utterance_ends
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.text.tokenizers import CharTokenizer
 
 Observation = Literal["partial", "full"]

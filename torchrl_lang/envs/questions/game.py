@@ -63,7 +63,7 @@ class Questions:
         return self._rng.choice(ways).format(self.table.names[self.thing])
 
 
-class QuestionPlayer:
+class MyopicPlayer:
     """Plays :class:`Questions` as a function for :class:`~torchrl_lang.envs.TextPlayer`.
 
     With the probability ``skill`` it asks the question with the greatest expected information about the things that
@@ -75,8 +75,8 @@ class QuestionPlayer:
 
     Examples:
         >>> import random
-        >>> from torchrl_lang.envs.questions import QuestionPlayer, QuestionTable
-        >>> player = QuestionPlayer(QuestionTable("things"), skill=1.0)
+        >>> from torchrl_lang.envs.questions import MyopicPlayer, QuestionTable
+        >>> player = MyopicPlayer(QuestionTable("things"), skill=1.0)
         >>> player(["I have a thing in mind. Ask me, but no more than 20 times."], random.Random(0))
         'Is it usually outside?'
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import checked
 from torchrl_lang.envs import TextGameEnv, TextPlayer
-from torchrl_lang.envs.questions.game import GUESSES, LOST, TURNS, UNCLEAR, WON, WRONG, QuestionPlayer, Questions
+from torchrl_lang.envs.questions.game import GUESSES, LOST, TURNS, UNCLEAR, WON, WRONG, MyopicPlayer, Questions
 from torchrl_lang.envs.questions.optimum import BestQuestions
 from torchrl_lang.envs.questions.table import QuestionTable, Subject
 from torchrl_lang.envs.text_player import PlayText
@@ -71,15 +71,15 @@ class QuestionsTask(Task):
         """
         table = _table(self.subject)
         players = {
-            "random": lambda: QuestionPlayer(table, skill=0.0),
-            "myopic": lambda: QuestionPlayer(table, skill=1.0),
+            "random": lambda: MyopicPlayer(table, skill=0.0),
+            "myopic": lambda: MyopicPlayer(table, skill=1.0),
             "optimal": lambda: _best(self.subject),
         }
         return self._player(named_player(name, players)(), seed)
 
     def behavior_policy(self, options: QuestionsData) -> Player:
         """The scripted player."""
-        return self._player(QuestionPlayer(_table(self.subject), skill=options.skill), options.seed)
+        return self._player(MyopicPlayer(_table(self.subject), skill=options.skill), options.seed)
 
     def _player(self, play: PlayText, seed: int | None) -> Player:
         return Player(TextPlayer(play, self.tokenizer(), self.action_length, seed=seed))

@@ -14,7 +14,7 @@ from torchrl_lang.data.selection import row_returns
 from torchrl_lang.envs.language_env import EpisodeOptions, LanguageEnv, Reply, TaskState
 from torchrl_lang.envs.reset_inputs import in_range
 from torchrl_lang.envs.row_state import Rows, Utterance
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.schema import TERMINATED, TOKENS
 from torchrl_lang.text.tokenizers import CharTokenizer
 

@@ -18,7 +18,8 @@ from torchrl_lang.envs.reddit.data import CommentRows
 from torchrl_lang.envs.reddit.env import CommentPlayer
 from torchrl_lang.envs.reddit.folder import SPLITS, WORDS, CommentFolder, RedditReward
 from torchrl_lang.envs.reddit.rewards import TextReward, rewards_of
-from torchrl_lang.evaluation import GameRecords, Summary, distinct_n, summarize, transcript_turns
+from torchrl_lang.evaluation import GameRecords, Summary, distinct_n, summarize
+from torchrl_lang.evaluation.transcripts import transcript_turns
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.reddit import PRESETS, CorpusOptions, RedditData, RedditGames, RedditPlay
 from torchrl_lang.text import Tokenizer

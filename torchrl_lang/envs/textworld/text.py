@@ -109,7 +109,7 @@ class Template:
         ValueError: a text contains an unknown field.
 
     Examples:
-        >>> from torchrl_lang.envs.textworld import Template
+        >>> from torchrl_lang.envs.textworld.text import Template
         >>> template = Template(reply="{outcome}: {feedback} {commands}", hide=("look", "inventory"), lower=True)
         >>> state = {"feedback": "\nOpened.\n", "admissible_commands": ["go east", "look"], "acted": True}
         >>> template.write("reply", state)

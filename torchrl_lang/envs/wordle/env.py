@@ -27,7 +27,7 @@ from torchrl_lang.envs.wordle.words import (
     wordle_tokenizer,
     words_and_guesses,
 )
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.schema import PRIVILEGED
 
 

@@ -19,8 +19,9 @@ from torchrl_lang.envs.wordle.rules import CandidateSets, Rules
 from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames
 from torchrl_lang.envs.wordle.transcript import read_turns
 from torchrl_lang.envs.wordle.words import common_words, load_words
-from torchrl_lang.evaluation import TILES, GameRecords, KnownValues, Summary, summarize
+from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, summarize
 from torchrl_lang.evaluation.metrics import unanswered
+from torchrl_lang.evaluation.transcripts import TILES
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.wordle import HABIT, MEDIOCRE, PRESETS, SolveWordle, WordleData, WordlePlay
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS

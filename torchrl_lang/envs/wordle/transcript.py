@@ -24,7 +24,7 @@ from torchrl_lang.envs.wordle.words import (
     wordle_tokenizer,
     words_and_guesses,
 )
-from torchrl_lang.functional import random_index
+from torchrl_lang.functional.random import random_index
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, ROW_KEYS, TERMINATED, TOKENS, TRUNCATED, entry
 
 __all__ = ["Replayed", "Turns", "consistent_words", "count_consistent", "read_turns", "replay_games", "rows_of_turns"]
