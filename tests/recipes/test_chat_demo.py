@@ -47,7 +47,7 @@ def finished(model, tmp_path_factory):
         with interrupted_at(GamesTask, "evaluate", 5):
             assert command(model, home) == 130
         assert command(model, home) == command(model, home) == 0
-    assert trained == ["bc", "ilql", "ppo"]
+    assert trained == ["bc", "ilql"]  # and PPO in a process of its own
     return home / "guess"
 
 

