@@ -1,0 +1,29 @@
+"""The tables beside published ones: what is trained, and the results of a small run."""
+
+import json
+
+from benchmarks import published
+from benchmarks.published import Setting, planned
+from benchmarks.wordle_table import collect
+
+SMALL = {"steps": 2, "layers": 1, "width": 16, "heads": 2, "batch-size": 4, "eval-every": 2, "eval-games": 4}
+
+
+def test_ilql_alone_has_its_options(tmp_path):
+    runs = planned(Setting("maze", {"steps": 2}, {"expectile": 0.9}), tmp_path / "maze-3", ["BC", "ILQL"], 3)
+    assert [run.method for run in runs] == ["ilql", "bc"]
+    assert runs[0].command()[:4] == ["train", "ilql", "--out", str(tmp_path / "maze-3" / "ilql")]
+    assert runs[0].options == {"steps": 2, "data": tmp_path / "maze-3" / "data", "seed": 3, "expectile": 0.9}
+    assert "expectile" not in runs[1].options
+
+
+def test_a_small_table(tmp_path, monkeypatch, capsys):
+    small = Setting("maze --games 40", SMALL, {"beta": 1}, choice_games=4, report_games=6)
+    monkeypatch.setitem(published.TASKS, "maze", small)
+    monkeypatch.setattr(published, "RESULTS", tmp_path)
+    published.main(["--out", str(tmp_path), "--tasks", "maze", "--methods", "ILQL", "--seeds", "1"])
+    returns = json.loads((tmp_path / "published_maze.json").read_text())["returns"]
+    assert returns["ILQL"] == dict(collect(tmp_path))["maze"]["ILQL"]
+    assert -404 <= returns["ILQL"][0] <= returns["optimum"][0] < 0
+    assert returns["BC"] == [None]
+    assert f"{returns['data'][0]:.2f}" in capsys.readouterr().out.replace("−", "-")
