@@ -32,6 +32,7 @@ def test_facts_are_answers_and_phrases_are_clear(subject):
         for name, more in group["things"].items():
             about = [facts[word] for word in [*group["have"].split(), *more.split()]]
             assert len(set(about)) == len(about), name
+            assert "kitchen" not in about or "house" in about, name
     table = QuestionTable(subject)
     for ways in (chain(*table.questions), *(chain(*question) for question in table.answers)):
         ways = [plain(way) for way in ways]
@@ -58,6 +59,9 @@ def test_facts_that_a_person_can_check():
     assert reply(cities, "On which side do you drive?", "Tokyo") == "We drive on the left."
     assert reply(cities, "On which side do you drive?", "Paris") == "We drive on the right."
     assert reply(cities, "Is it south of the equator?", "Lima") == "Yes."
+    assert things.names[things.read("scissors")[1]] == "a pair of scissors"
+    assert cities.names[cities.read("Is it São Paulo?")[1]] == "Sao Paulo"
+    assert things.names[things.read("Is it bigger than a cat?")[1]] == "a cat"
 
 
 def test_the_rules():
@@ -113,7 +117,7 @@ def play(game, player, seed):
     return total, len(texts) // 2
 
 
-@pytest.mark.parametrize(("subject", "optimum", "myopic"), [("things", -7.494, -7.76), ("cities", -3.464, -3.584)])
+@pytest.mark.parametrize(("subject", "optimum", "myopic"), [("things", -7.464, -7.700), ("cities", -3.464, -3.600)])
 def test_players_reach_what_they_should(subject, optimum, myopic):
     table = QuestionTable(subject)
     best, game, seeds = BestQuestions(table), Questions(table), range(len(table.names))
@@ -126,7 +130,7 @@ def test_players_reach_what_they_should(subject, optimum, myopic):
         player = MyopicPlayer(table, skill=skill)
         return sum(play(game, player, seed)[0] for seed in seeds) / len(seeds)
 
-    assert mean(1.0) == pytest.approx(myopic, abs=0.1)
+    assert mean(1.0) == pytest.approx(myopic, abs=0.06)  # guesses of equal things are drawn
     assert best.mean_return > mean(1.0) > mean(0.7) > mean(0.4) > mean(0.0) == -20
 
 
@@ -157,7 +161,7 @@ def test_the_data_and_notes(tmp_path):
     task = QuestionsTask("cities")
     options = QuestionsData(out=tmp_path, subject="cities", skill=0.5)
     found = task.evaluate(task.behavior_policy(options).policy, games=400, seed=0)[0]
-    assert found.mean_return == pytest.approx(-6.15, abs=4 * found.return_error)
+    assert found.mean_return == pytest.approx(-6.2, abs=4 * found.return_error)
     assert options.notes()["skill"] == 0.5
     assert from_own_notes(task) == task
     with pytest.raises(FileError):

@@ -22,7 +22,8 @@ class Questions:
     These are twenty questions and guess my city of LMRL-Gym (arXiv 2311.18232) with a table that answers in place of a
     model. A text that names a thing is a guess, see :meth:`QuestionTable.read`. The right one ends the game with 0;
     every other text, also one that the game does not understand, costs 1, and the 20th ends the game. The thing is
-    number ``seed % len(table.names)``, so that consecutive seeds play all of them; phrases are drawn from the seed.
+    number ``seed % len(table.names)``, so that consecutive seeds play all of them; wordings are drawn from the seed. To
+    train on few seeds teaches which thing has which wordings.
 
     Args:
         table: the things, questions and answers.
@@ -78,7 +79,7 @@ class MyopicPlayer:
         >>> from torchrl_lang.envs.questions import MyopicPlayer, QuestionTable
         >>> player = MyopicPlayer(QuestionTable("things"), skill=1.0)
         >>> player(["I have a thing in mind. Ask me, but no more than 20 times."], random.Random(0))
-        'Is it usually outside?'
+        'Is it found outdoors?'
     """
 
     @checked

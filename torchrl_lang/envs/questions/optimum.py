@@ -20,8 +20,8 @@ class BestQuestions:
     .. math:: C(S) = |S| + \min\left(\min_{\text{question}} \sum_i C(S_i),\ \min_x C(S \setminus x) - 1\right)
 
     The search raises a lower bound of the cost of a set until a turn attains it. It begins with the cost if questions
-    could divide a set at will, and so leaves out nearly all sets. The limit of 20 turns is not looked at, because the
-    best plans of both tables end before.
+    could divide a set at will, and so leaves out nearly all sets. The limit of 20 turns is not looked at: the best
+    plans of both tables end before, and a search with the limit, which may give things up, found the same costs.
 
     Args:
         table: the things, questions and answers.

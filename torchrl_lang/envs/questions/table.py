@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from importlib.resources import files
 from typing import Literal
 
@@ -63,7 +64,9 @@ class QuestionTable:
         self._answers = [
             {plain(way): number for number, ways in enumerate(answers) for way in ways} for answers in self.answers
         ]
-        self._things = {re.sub("^(an?|the) ", "", plain(name)): place for place, name in enumerate(self.names)}
+        self._things = {
+            re.sub("^(an?|the) (pair of )?", "", plain(name)): place for place, name in enumerate(self.names)
+        }
         longest_first = sorted(self._things, key=len, reverse=True)
         self._thing = re.compile(rf"\b({'|'.join(longest_first)})\b")
 
@@ -79,7 +82,8 @@ class QuestionTable:
     def read(self, text: str) -> tuple[Literal["ask", "guess"], int] | None:
         """The number of the question that a text asks, or that of the thing that it names first; None if neither.
 
-        A question is asked in one of its ways, without regard to case and punctuation.
+        A question is asked in one of its wordings, without regard to case, accents and punctuation. In any other text
+        a name is a guess, wherever it stands: "Is it bigger than a cat?" guesses the cat.
         """
         words = plain(text)
         if words in self._questions:
@@ -100,5 +104,6 @@ class QuestionTable:
 
 
 def plain(text: str) -> str:
-    """The words of a text, in lower case."""
-    return " ".join(re.findall(r"[a-z]+", text.lower()))
+    """The words of a text, in lower case and without accents."""
+    letters = "".join(each for each in unicodedata.normalize("NFKD", text.lower()) if not unicodedata.combining(each))
+    return " ".join(re.findall(r"[a-z]+", letters))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -39,9 +40,6 @@ class QuestionsTask(Task):
     metric_meanings: ClassVar[Mapping[str, str]] = {
         "regret": "the greatest mean return that is possible, minus this one"
     }
-    row_length: ClassVar[int] = 448
-    """Of 20 questions and answers; the longest ones in each turn would be 513."""
-
     subject: Subject = "things"
 
     @property
@@ -52,8 +50,17 @@ class QuestionsTask(Task):
     @property
     def action_length(self) -> int:
         """Tokens of the longest question, and its end."""
-        tokenizer, (questions, _) = self.tokenizer(), _texts(self.subject)
-        return 1 + max(len(tokenizer.encode(text)) for text in questions)
+        return 1 + self._longest(_texts(self.subject).questions)
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of an opening and 20 turns of the longest texts, so that no game is cut."""
+        texts = _texts(self.subject)
+        turn = self.action_length + self._longest(texts.replies) + 1
+        return self._longest(texts.openings) + TURNS * turn + 3  # the beginning, two ends
+
+    def _longest(self, texts: list[str]) -> int:
+        return max(len(self.tokenizer().encode(text)) for text in texts)
 
     def tokenizer(self) -> CharTokenizer:
         """The words of the games; others are written in characters."""
@@ -106,13 +113,19 @@ def _best(subject: Subject) -> BestQuestions:
 
 @cache
 def _tokenizer(subject: Subject) -> CharTokenizer:
-    questions, replies = _texts(subject)
-    return word_tokenizer([*questions, *replies])
+    return word_tokenizer(chain(*_texts(subject)))
+
+
+class _Texts(NamedTuple):
+    questions: list[str]
+    """With the guesses."""
+    openings: list[str]
+    replies: list[str]
 
 
 @cache
-def _texts(subject: Subject) -> tuple[list[str], list[str]]:
-    """All questions and guesses of the players, and all texts of the game."""
+def _texts(subject: Subject) -> _Texts:
+    """All texts that the players and the game write."""
     table = _table(subject)
     asked = [way for ways in table.questions for way in ways]
     answers = [way for answers in table.answers for ways in answers for way in ways]
@@ -121,4 +134,4 @@ def _texts(subject: Subject) -> tuple[list[str], list[str]]:
     def about(ways: tuple[str, ...]) -> list[str]:
         return [way.format(name) for way in ways for name in table.names]
 
-    return [*asked, *about(GUESSES)], [*openings, *answers, *about((*WON, *WRONG, *LOST)), *UNCLEAR]
+    return _Texts([*asked, *about(GUESSES)], openings, [*answers, *about((*WON, *WRONG, *LOST)), *UNCLEAR])
