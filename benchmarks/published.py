@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for task in options.tasks:
         run(task, options.out, options.methods, options.seeds)
-        returns = dict(collect(options.out))[task]
+        returns = {name: found for name, found in dict(collect(options.out))[task].items() if set(found) != {None}}
         returns["optimum"] = returns.pop("optimal (myopic)")
         found = {"machine": machine(), "setting": TASKS[task]._asdict(), "returns": returns}
         write_file(RESULTS / f"published_{task}.json", json.dumps(found, indent=2) + "\n")

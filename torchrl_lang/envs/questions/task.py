@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -77,7 +77,7 @@ class QuestionsTask(Task):
         random: any question. myopic: the most informative question each time. optimal: as few as possible on average.
         """
         table = _table(self.subject)
-        players = {
+        players: dict[str, Callable[[], PlayText]] = {
             "random": lambda: MyopicPlayer(table, skill=0.0),
             "myopic": lambda: MyopicPlayer(table, skill=1.0),
             "optimal": lambda: _best(self.subject),
