@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,11 +40,12 @@ class QuestionsTask(Task):
     metric_meanings: ClassVar[Mapping[str, str]] = {
         "regret": "the greatest mean return that is possible, minus this one"
     }
+
     subject: Subject = "things"
 
     @property
     def optimum(self) -> float:
-        """The greatest mean return, exact: -7.49 for things, -3.46 for cities."""
+        """The greatest mean return, exact: -7.46 for things, -3.46 for cities."""
         return _best(self.subject).mean_return
 
     @property
@@ -69,7 +70,7 @@ class QuestionsTask(Task):
     def env(self, batch_size: int, **options: Any) -> TextGameEnv:
         """See :meth:`Task.env`."""
         sizes: Any = {"row_length": self.row_length, "action_length": self.action_length, "batch_size": [batch_size]}
-        return TextGameEnv(lambda: Questions(_table(self.subject)), self.tokenizer(), **sizes | options)
+        return TextGameEnv(partial(Questions, _table(self.subject)), self.tokenizer(), **sizes | options)
 
     def player(self, name: str, seed: int | None = None) -> Player:
         """A scripted player.
