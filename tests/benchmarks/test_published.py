@@ -5,6 +5,8 @@ import json
 from benchmarks import published
 from benchmarks.published import Setting, planned
 from benchmarks.wordle_table import collect
+from torchrl_lang.__main__ import main
+from torchrl_lang.recipes import compare
 
 SMALL = {"steps": 2, "layers": 1, "width": 16, "heads": 2, "batch-size": 4, "eval-every": 2, "eval-games": 4}
 
@@ -21,6 +23,8 @@ def test_a_small_table(tmp_path, monkeypatch, capsys):
     small = Setting("maze --games 40", SMALL, {"beta": 1}, choice_games=4, report_games=6)
     monkeypatch.setitem(published.TASKS, "maze", small)
     monkeypatch.setattr(published, "RESULTS", tmp_path)
+    for module in (published, compare):  # no processes of their own, which take long to begin
+        monkeypatch.setattr(module, "run_in_parallel", lambda commands: [main(words) for words in commands.values()])
     published.main(["--out", str(tmp_path), "--tasks", "maze", "--methods", "ILQL", "--seeds", "1"])
     returns = json.loads((tmp_path / "published_maze.json").read_text())["returns"]
     assert returns["ILQL"] == dict(collect(tmp_path))["maze"]["ILQL"]
