@@ -46,10 +46,12 @@ def run(task: str, folder: Path, methods: Sequence[str], seeds: int) -> None:
     """Make the data of each seed, train and play what is missing."""
     setting = TASKS[task]
     homes = [folder / f"{task}-{seed}" for seed in range(seeds)]
-    data = {home: ["generate", *setting.generate.split(), "--out", str(home / "data")] for home in homes}
-    run_in_parallel(
-        {home.name: [*words, "--seed", home.name[-1]] for home, words in data.items() if not (home / "data").exists()}
-    )
+    commands = {
+        home.name: ["generate", *setting.generate.split(), "--out", str(home / "data"), "--seed", str(seed)]
+        for seed, home in enumerate(homes)
+        if not (home / "data").exists()
+    }
+    run_in_parallel(commands)
     train_missing([each for seed, home in enumerate(homes) for each in planned(setting, home, methods, seed)])
     for seed, home in enumerate(homes):
         score_scripted(setting, home, seed)
@@ -62,8 +64,7 @@ def planned(setting: Setting, home: Path, methods: Sequence[str], seed: int) -> 
     places = {name: home / place(title) for title, name in NAMES.items()}
     shared = {**setting.train, "data": home / "data", "seed": seed}
     runs = planned_runs([NAMES[method] for method in methods], places, shared)
-    own = {"ilql": setting.ilql}
-    return [run._replace(options={**run.options, **own.get(run.method, {})}) for run in runs]
+    return [run._replace(options={**run.options, **setting.ilql}) if run.method == "ilql" else run for run in runs]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """Actions and transcripts as text."""
 
+import random
 from functools import partial
 
 import torch
@@ -55,3 +56,13 @@ def transcript(env, td, row=0, mask="attention_mask"):
 def last_words(env, td, row=0):
     """What the environment said last in a row, or all it said if nothing else."""
     return transcript(env, td, row).split("</a>")[-1]
+
+
+def play(game, player, seed):
+    """The texts and the return of a game."""
+    texts, total, done, rng = [game.reset(seed)], 0.0, False, random.Random(seed)
+    while not done:
+        texts.append(player(texts, rng))
+        reply, reward, done = game.step(texts[-1])
+        texts, total = [*texts, reply], total + reward
+    return texts, total

@@ -4,21 +4,12 @@ import random
 
 import pytest
 
+from tests.envs.helpers import play
 from torchrl_lang.envs import TextGameEnv, check_language_env
 from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer, guess_value, shop, shop_value
 from torchrl_lang.text import CharTokenizer
 
 LETTERS = CharTokenizer.from_alphabet([chr(code) for code in range(32, 127)])
-
-
-def play(game, player, seed):
-    """The texts and the return of a game."""
-    texts, total, done, rng = [game.reset(seed)], 0.0, False, random.Random(seed)
-    while not done:
-        texts.append(player(texts, rng))
-        reply, reward, done = game.step(texts[-1])
-        texts, total = [*texts, reply], total + reward
-    return texts, total
 
 
 def mean(game, player, games):

@@ -147,7 +147,9 @@ class _Demo(NamedTuple):
         with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (half,)) as pool:
             ppo = None if self._file(_PPO_ROW).exists() else pool.submit(self.ppo, bc)
             torch.set_num_threads(half)
-            played |= self.play_bc(bc) | self.play_ilql(self.train_ilql(data, bc, states))
+            ilql = self.train_ilql(data, bc, states)
+            del states  # hundreds of megabytes
+            played |= self.play_bc(bc) | self.play_ilql(ilql)
             torch.set_num_threads(threads)
             return played | (self.ppo(bc) if ppo is None else ppo.result())
 

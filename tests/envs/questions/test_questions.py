@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.envs.helpers import play
 from tests.recipes.notes import from_own_notes
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import TextGameEnv, check_language_env
@@ -107,28 +108,18 @@ def test_the_fewest_questions_against_all_plans(answers):
             assert BestQuestions(table).cost(table.all) == brute_force(facts, frozenset(range(things)), answers)
 
 
-def play(game, player, seed):
-    """The return and the number of turns of a game."""
-    texts, total, done, rng = [game.reset(seed)], 0.0, False, random.Random(seed)
-    while not done:
-        texts.append(player(texts, rng))
-        reply, reward, done = game.step(texts[-1])
-        texts, total = [*texts, reply], total + reward
-    return total, len(texts) // 2
-
-
 @pytest.mark.parametrize(("subject", "optimum", "myopic"), [("things", -7.464, -7.700), ("cities", -3.464, -3.600)])
 def test_players_reach_what_they_should(subject, optimum, myopic):
     table = QuestionTable(subject)
     best, game, seeds = BestQuestions(table), Questions(table), range(len(table.names))
     played = [play(game, best, seed) for seed in seeds]
-    assert sum(total for total, _ in played) / len(played) == pytest.approx(best.mean_return)
+    assert sum(total for _, total in played) / len(played) == pytest.approx(best.mean_return)
     assert best.mean_return == pytest.approx(optimum, abs=5e-4)
-    assert max(turns for _, turns in played) <= 12
+    assert max(len(texts) // 2 for texts, _ in played) <= 12
 
     def mean(skill):
         player = MyopicPlayer(table, skill=skill)
-        return sum(play(game, player, seed)[0] for seed in seeds) / len(seeds)
+        return sum(play(game, player, seed)[1] for seed in seeds) / len(seeds)
 
     assert mean(1.0) == pytest.approx(myopic, abs=0.06)  # guesses of equal things are drawn
     assert best.mean_return > mean(1.0) > mean(0.7) > mean(0.4) > mean(0.0) == -20

@@ -52,16 +52,16 @@ class Questions:
         self._turn += 1
         kind, number = self.table.read(text) or ("", 0)
         if kind == "guess" and number == self.thing:
-            return self._say(WON), 0.0, True
+            return self._say(WON, number), 0.0, True
         if self._turn == TURNS:
-            return self._say(LOST), -1.0, True
+            return self._say(LOST, self.thing), -1.0, True
         if kind == "guess":
-            return self._rng.choice(WRONG).format(self.table.names[number]), -1.0, False
+            return self._say(WRONG, number), -1.0, False
         answers = self.table.answers[number][self.table.answer(number, self.thing)] if kind else UNCLEAR
         return self._rng.choice(answers), -1.0, False
 
-    def _say(self, ways: tuple[str, ...]) -> str:
-        return self._rng.choice(ways).format(self.table.names[self.thing])
+    def _say(self, ways: tuple[str, ...], thing: int) -> str:
+        return self._rng.choice(ways).format(self.table.names[thing])
 
 
 class MyopicPlayer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torchrl_lang.envs.questions.game import GUESSES
 from torchrl_lang.envs.questions.table import QuestionTable
@@ -63,19 +63,21 @@ class BestQuestions:
         left = self.table.possible(texts)
         cost = self.cost(left)
         best = next(turn for turn in self._turns(left) if self._cost_of(turn, cost) == cost)
-        return rng.choice(best.ways)
+        if best.kind == "ask":
+            return rng.choice(self.table.questions[best.number])
+        return rng.choice(GUESSES).format(self.table.names[best.number])
 
     def _turns(self, left: int) -> list[_Turn]:
         """The questions that divide a set and the guesses, those that may cost least first."""
         size, turns = left.bit_count(), list[_Turn]()
-        for ways, sets in zip(self.table.questions, self.table.sets, strict=True):
+        for question, sets in enumerate(self.table.sets):
             parts = sorted((part for things in sets if (part := left & things)), key=int.bit_count)
             if len(parts) > 1:
-                turns.append(_Turn(size + sum(self._least[part.bit_count()] for part in parts), parts, ways))
-        for place, name in enumerate(self.table.names):
-            if left >> place & 1:
-                rest = left ^ 1 << place
-                turns.append(_Turn(size - 1 + self._least[size - 1], [rest], [way.format(name) for way in GUESSES]))
+                least = size + sum(self._least[part.bit_count()] for part in parts)
+                turns.append(_Turn(least, parts, "ask", question))
+        for thing in range(len(self.table.names)):
+            if left >> thing & 1:
+                turns.append(_Turn(size - 1 + self._least[size - 1], [left ^ 1 << thing], "guess", thing))
         return sorted(turns, key=lambda turn: turn.least)
 
     def _cheapest(self, left: int, bound: int) -> int:
@@ -105,7 +107,9 @@ class _Turn(NamedTuple):
     """A lower bound of the cost of this turn and those after it."""
     parts: list[int]
     """The sets of which one is left afterwards, the smallest first."""
-    ways: list[str]
+    kind: Literal["ask", "guess"]
+    number: int
+    """Of the question or the thing."""
 
 
 def _least_costs(things: int, answers: int) -> list[int]:
