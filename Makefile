@@ -8,7 +8,7 @@ QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/object
 
 .PHONY: demo demo-chat test test-suites test-versions quick check docs bench clean
 
-demo: $(STAMP)  ## Learn, play and compare: ten to twenty minutes, tables and pictures in runs/demo
+demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
 demo-chat: $(STAMP)  ## A chat model of 135 M parameters plays, learns, and is read side by side: fifteen to twenty minutes (ARGS="--task shop")

@@ -107,7 +107,7 @@ class ComparisonOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Options):
-    """Offline RL beside every way of imitating its data, on a graph and in Wordle: ten to twenty minutes, two cores."""
+    """Offline RL beside every way of imitating its data, on a graph and in Wordle: about ten minutes, two cores."""
 
     out: Path = option(Path("runs/demo"), "folder of all results")
     parts: tuple[Literal["graph", "wordle"], ...] = option(("graph", "wordle"), "which parts to run")
