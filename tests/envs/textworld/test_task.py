@@ -80,6 +80,11 @@ def test_words_come_from_training_games_alone(meals):
     assert tokenizer.decode(tokenizer.encode(unheard)) == unheard
 
 
+def test_a_world_names_rooms_objects_and_commands(tmp_path):
+    task = TextWorldData(out=tmp_path, kind="custom", world="w4-o6-q8", template="lower").task()
+    assert (task.kind, dict(task.options)) == ("custom", {"world_size": 4, "nb_objects": 6, "quest_length": 8})
+
+
 def test_damaged_notes(coins):
     for options, named in ((None, "options"), ({"level": [1]}, "options"), ({"height": 1}, "height")):
         with pytest.raises(FileError, match=rf"run\.json .*{named}"):

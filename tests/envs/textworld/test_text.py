@@ -61,7 +61,7 @@ STATE = {
     ("template", "text"),
     [
         (Template(), "You Go."),
-        (Template(lower=True), "you go."),
+        (TEMPLATES["lower"], "you go."),
         (Template(reply="{room}|{inventory}|{objective}"), "Old Room|You carry: a lamp.|Find it!"),
         (Template(reply="{commands}", hide=("examine", "look")), "go east"),
         (TEMPLATES["exits"], "go east"),

@@ -167,15 +167,16 @@ TEMPLATES: Mapping[str, Template] = {
     "rooms": Template("{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
     "orders": Template("{objective}", "{outcome} in {room}", hide=_DULL, lower=True),
     "short": Template("{objective}\n{room}: {commands}", "{room}: {commands}", hide=_DULL, lower=True),
+    "lower": Template(lower=True),
     "plain": Template(),
     "commands": Template("{feedback}\nYou can {commands}.", "{feedback}\nYou can {commands}."),
     "state": Template("{objective}" + _STATE, "{feedback}" + _STATE),
 }
-"""Templates by name, from few words to many. All but ``plain``, ``commands`` and ``state`` hide the commands that the
-engine's quests rarely need, and write rooms as names.
+"""Templates by name, from few words to many. The first four hide the commands that the engine's quests rarely need, and
+write rooms as names.
 
 ``exits`` writes the admissible commands only: in a maze without an objective these are the ways to go. ``rooms`` adds
 the room's name, so that a small model can memorize a few games. ``orders`` is for games whose objective lists the
 commands to play: it writes the objective once, then only the outcome of the last command and the room. ``short`` is
-``rooms`` with the objective in front.
+``rooms`` with the objective in front. ``plain`` is the game's text and nothing else, ``lower`` the same in lower case.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
 from torchrl_lang.recipes.tasks import task_class
 
+_WORLD = re.compile(r"w(?P<world_size>[1-9]\d*)-o(?P<nb_objects>[1-9]\d*)-q(?P<quest_length>[1-9]\d*)")
 _OFFLINE: Mapping[str, Any] = {
     "steps": 700,
     # The engine has a large vocabulary, and what it writes about one game does not help in the next.
@@ -43,6 +45,9 @@ class TextWorldGames(Options, group="data"):
         "coin_collector", "the engine's kind of game"
     )
     level: int | None = option(None, "level of coin_collector and treasure_hunter; none takes 5", ge=1)
+    world: str | None = option(
+        None, "size of a custom game as w2-o3-q4: rooms, objects, commands of the quest; none takes w2-o4-q3"
+    )
     games: int = option(400, "number of games to build, once: each takes a core 1 to 3 seconds", ge=1)
     first_game: int = option(0, "seed of the first game; the others follow; also the seed of the split", ge=0)
     valid: int = option(32, "least number of games for evaluations during training", ge=1)
@@ -52,7 +57,8 @@ class TextWorldGames(Options, group="data"):
     )
     template: str | None = option(
         None,
-        "what observations hold: exits, rooms, orders, short, plain, commands or state; none takes what fits the kind",
+        "what observations hold: exits, rooms, orders, short, lower, plain, commands or state; none takes what fits "
+        "the kind",
     )
     row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", ge=1)
     action_length: int | None = option(None, "tokens of a command with its end; none takes what fits the kind", ge=1)
@@ -64,6 +70,8 @@ class TextWorldGames(Options, group="data"):
         if self.level is not None and not self.level <= levels.get(self.kind, 0):
             known = " and ".join(f"1 to {most} for {kind}" for kind, most in levels.items())
             raise ValueError(f"There is no --level {self.level} of {self.kind}: levels are {known}.")
+        if self.world is not None and (self.kind != "custom" or not _WORLD.fullmatch(self.world)):
+            raise ValueError(f"There is no --world {self.world} of {self.kind}: write --kind custom --world w2-o3-q4.")
 
     def task(self) -> Any:
         """The task."""
@@ -71,6 +79,8 @@ class TextWorldGames(Options, group="data"):
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         kind: Any = task_class("textworld")
         options = {} if self.level is None else {"level": self.level}
+        if found := _WORLD.fullmatch(self.world or ""):
+            options = {name: int(number) for name, number in found.groupdict().items()}
         return kind.of(self.kind, options=options, seed=self.first_game, **given)
 
 
