@@ -152,14 +152,14 @@ def _result(out: Path) -> dict[str, Any]:
 
 
 def score(out: Path, path: Path, games: int, seed: int) -> dict[str, float]:
-    """Mean returns of other games, sampled and greedy; played once and read from a file."""
+    """Mean returns of other games, sampled and greedy, and the share won, sampled; played once and read from a file."""
     if not path.exists():
         finished = load_run(out)
         ways = {"sampled": finished.policy(method="sample", seed=seed), "greedy": finished.policy(method="greedy")}
-        found = {
-            name: finished.task.evaluate(policy, games=games, seed=REPORT + seed)[0].mean_return
-            for name, policy in ways.items()
+        played = {
+            name: finished.task.evaluate(policy, games=games, seed=REPORT + seed)[0] for name, policy in ways.items()
         }
+        found = {name: each.mean_return for name, each in played.items()} | {"won": played["sampled"].win_rate}
         print(f"{out.name}: {found}", flush=True)
         write_file(path, json.dumps(found) + "\n")
     return json.loads(path.read_text())
@@ -171,9 +171,11 @@ def text(task: str, results: Mapping[str, Any]) -> str:
     for way in ("sampled", "greedy"):
         for method, found in results["methods"].items():
             rows.append(over_seeds(f"{method}, {way}", [each[way] for each in found]))
+    won = {method: 100 * fmean(each["won"] for each in found) for method, found in results["methods"].items()}
     last = {method: [each["curve"]["games"][-1] for each in found] for method, found in results["methods"].items()}
+    shares = ", ".join(f"{method} {share:.1f}" for method, share in won.items())
     played = ", ".join(f"{method} {fmean(numbers):,.0f}" for method, numbers in last.items())
-    return f"{format_seed_table(rows, title=f'{task}: return')}\n\ngames of a run: {played}"
+    return f"{format_seed_table(rows, title=f'{task}: return')}\n\nwon, sampled, %: {shares}\ngames of a run: {played}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -203,8 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _returns(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The returns, and the number of games, without the curve."""
-    return {"sampled": result["sampled"], "greedy": result["greedy"], "games": result["curve"]["games"][-1]}
+    """The returns, the share won and the number of games, without the curve."""
+    return {name: result[name] for name in ("sampled", "greedy", "won")} | {"games": result["curve"]["games"][-1]}
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ def test_a_command_is_one_of_the_command_line(tmp_path, capsys, method):
 
 def test_a_table_has_each_way_to_decode():
     curve = {"games": [64.0, 128.0], "minutes": [0.1, 0.2], "return": [-4.0, -3.0]}
-    found = [{"sampled": -2.0, "greedy": -1.5, "curve": curve}, {"sampled": -3.0, "greedy": -2.5, "curve": curve}]
+    returns = [{"sampled": -2.0, "greedy": -1.5, "won": 1.0}, {"sampled": -3.0, "greedy": -2.5, "won": 0.5}]
+    found = [{**each, "curve": curve} for each in returns]
     table = text("wordle", {"start": {"sampled": -5.0}, "methods": {"PPO": found}})
     means = {line.split("  ")[0]: line.split()[2] for line in table.splitlines() if line.startswith("PPO")}
     assert means == {"PPO, sampled": "-2.50", "PPO, greedy": "-2.00"}
+    assert "won, sampled, %: PPO 75.0" in table
     assert "games of a run: PPO 128" in table

@@ -123,6 +123,13 @@ def test_what_is_offered(make_env):
         make_env(offers="expert", action_length=2).reset()
 
 
+def test_commands_are_offered_as_texts_are_written(make_env):
+    """Names such as "type J chest" have capitals, of which a template in lower case makes no words."""
+    plain, lower = (make_env(template=Template(lower=lower)) for lower in (False, True))
+    assert lower._utterance("open type J chest") == plain._utterance("open type j chest")
+    assert lower._utterance("open type J chest") != plain._utterance("open type J chest")
+
+
 def test_set_state_plays_a_row_again(make_env):
     env, other = (make_env("simple", row_length=2500, batch_size=[2], seed=seed) for seed in (0, 1))
     env.reset()

@@ -214,7 +214,8 @@ class TextWorldEnv(TextGameEnv):
     def _utterance(self, command: str) -> list[int] | None:
         """A command as an action, ``K`` ids, or None if it does not fit."""
         if command not in self._actions:
-            ids = [*encode_action(self.tokenizer, command), self.tokenizer.control.end_of_action]
+            text = command.lower() if self.template.lower else command  # names such as "type J chest"
+            ids = [*encode_action(self.tokenizer, text), self.tokenizer.control.end_of_action]
             spare = self.action_length - len(ids)
             self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._actions[command]
