@@ -58,7 +58,7 @@ def assert_same_curves(folder, *runs):
 
 
 def assert_ended(programs, status=0):
-    assert [program.returncode for program in programs] == [status] * len(programs), [p.stderr for p in programs]
+    assert [program.returncode for program in programs] == [status] * len(programs), "\n".join(p.stderr for p in programs)
 
 
 def test_two_processes_have_the_curve_of_one_and_one_of_them_prints(walks):
@@ -136,6 +136,8 @@ def test_sharded_models_have_the_curve_of_whole_ones(walks, tmp_path):
 def test_a_sharded_run_continues_whole_and_the_other_way_round(walks):
     resumed = command(walks, "ilql", "parts")
     assert_ended(run(["stop", "2", *resumed, "--shard"]), 143)
+    (shards,) = walks.glob("parts/checkpoints/*/shards")
+    assert len(list(shards.iterdir())) == 2  # of each process its own
     assert_ended(run(["stop", "4", *resumed], number=1), 143)
     assert_ended(run([*resumed, "--shard"]))
     assert_same_curves(walks, "ilql", "parts")

@@ -165,15 +165,6 @@ def whole_tensor(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def whole_state(state: Any) -> Any:
-    """A nested state whose sharded tensors are whole, on the CPU."""
-    if isinstance(state, Mapping):
-        return {key: whole_state(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(map(whole_state, state))
-    return whole_tensor(state).cpu() if isinstance(state, DTensor) else state
-
-
 def sharded_like(like: Any, value: Tensor) -> Tensor:
     """The part of a whole tensor that belongs to this process, if ``like`` is sharded, in the same way."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor):

@@ -6,20 +6,24 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import tensordict
 import torch
+import torch.distributed.checkpoint as dcp
 import torchrl
 from pydantic import Field
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import torchrl_lang
 from torchrl_lang import _files, _ranks
 from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import FileError, Record, RecordFolder, shorten
-from torchrl_lang.modules.sharding import load_whole, whole_state
+from torchrl_lang.modules.sharding import load_whole
 from torchrl_lang.training.metrics import nonfinite_parameters
 from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
@@ -28,7 +32,7 @@ from torchrl_lang.training.state import CheckpointError, join_state, split_state
 # ours is known only after an evaluation.
 
 _NAME = re.compile(r"step-(?P<step>\d+)(-(?P<attempt>\d+))?")
-_MANIFEST, _TENSORS, _STATE = "manifest.json", "tensors.safetensors", "state.json"
+_MANIFEST, _TENSORS, _STATE, _SHARDS = "manifest.json", "tensors.safetensors", "state.json", "shards"
 
 
 class _Manifest(Record):
@@ -65,7 +69,9 @@ class Checkpointer:
     Each checkpoint is a folder with ``tensors.safetensors``, ``state.json`` for everything that is not a tensor, and
     ``manifest.json`` with step, metrics and versions, and ``checksums.json``. It is written under a temporary name,
     flushed to disk and then renamed, so a killed run leaves only complete checkpoints. The next :meth:`save` or
-    :meth:`restore` deletes what the killed run was writing or deleting.
+    :meth:`restore` deletes what the killed run was writing or deleting. Of sharded models and optimizers each process
+    writes its own part into the folder ``shards`` (:mod:`torch.distributed.checkpoint`, as safetensors); any number of
+    processes can restore them, sharded or not.
 
     For a run that resumes to the same numbers, register everything that the next step depends on: modules, optimizer,
     scheduler, target updater, the replay buffer's ``sampler`` (not the buffer, which would copy the dataset into every
@@ -116,7 +122,7 @@ class Checkpointer:
     def save(self, step: int, metrics: Mapping[str, float] | None = None) -> Path:
         """Write a checkpoint, then delete old ones.
 
-        Where several processes train together, all of them call it, and the first one writes.
+        Where several processes train together, all of them call it; the first one writes all but the others' shards.
 
         Args:
             step: number of training steps done. A checkpoint of the same step is replaced.
@@ -139,23 +145,29 @@ class Checkpointer:
         # A new name even for an old step, because renaming onto an existing folder is not atomic.
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
-        state = whole_state({name: obj.state_dict() for name, obj in self._objects.items()})
+        self._write(path, step, metrics or {}, {name: obj.state_dict() for name, obj in self._objects.items()})
         if _ranks.is_first():
-            self._write(path, step, metrics or {}, state)
             self.prune()
         _ranks.wait()
         return path
 
     def _write(self, path: Path, step: int, metrics: Mapping[str, float], state: dict[str, Any]) -> None:
-        _files.remove_leftovers(self.folder)
         tree, tensors = split_state(state)
+        shards = {name: value for name, value in tensors.items() if isinstance(value, DTensor)}
+        if _ranks.is_first():
+            _files.remove_leftovers(self.folder)
         modules = {"torchrl_lang": torchrl_lang, "torch": torch, "torchrl": torchrl, "tensordict": tensordict}
         versions = {name: str(module.__version__) for name, module in modules.items()}
         scores = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         manifest = _Manifest(step=step, metrics=scores, objects=tuple(self._objects), versions=versions)
-        with _FOLDER.write(path, manifest) as folder:
-            save_file(tensors, folder / _TENSORS)
-            _files.write_json(folder / _STATE, tree)
+        with _FOLDER.write(path, manifest) if _ranks.is_first() else nullcontext(path) as folder:
+            folder = _ranks.from_first(lambda: folder)
+            if shards:
+                to = dcp.HuggingFaceStorageWriter(str(folder / _SHARDS), save_distributed=True)
+                dcp.save(shards, storage_writer=to)  # ends when all processes have written
+            if _ranks.is_first():
+                save_file({name: value for name, value in tensors.items() if name not in shards}, folder / _TENSORS)
+                _files.write_json(folder / _STATE, tree)
 
     def prune(self) -> None:
         """Delete all checkpoints but the ``keep`` latest and the best.
@@ -268,10 +280,21 @@ def _read(path: Path, *, with_state: bool = True) -> tuple[_Manifest, dict[str, 
         manifest = _Manifest.read(path / _MANIFEST, remedy=remedy)
         if with_state:
             _files.verify_checksums(path, remedy=remedy, needs=(_MANIFEST, _TENSORS, _STATE))
-            tensors = _files.read_tensors(path / _TENSORS, remedy=remedy)
+            tensors = _files.read_tensors(path / _TENSORS, remedy=remedy) | _read_shards(path / _SHARDS)
             state = join_state(_files.read_json(path / _STATE, remedy=remedy), tensors)
     except FileError as error:
         raise CheckpointError(str(error)) from error
     if (match := _NAME.fullmatch(path.name)) and int(match["step"]) != manifest.step:
         raise CheckpointError(f"{path} holds the checkpoint of step {manifest.step}: it was renamed; rename it back.")
     return manifest, state
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """The whole tensors whose parts are in a folder; none if it does not exist."""
+    if not folder.exists():
+        return {}
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    sizes: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+    whole = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in sizes.items()}
+    dcp.load(whole, storage_reader=reader, no_dist=True)
+    return whole

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from torchrl_lang.modules.sharding import local_part
 
 
 class RandomState:
@@ -78,7 +81,7 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
         name: prefix of the tensors' names.
 
     Returns:
-        The tree, and CPU tensors by name.
+        The tree, and CPU tensors by name; sharded ones stay as they are.
 
     Raises:
         TypeError: there are leaves of other types; the message names the path.
@@ -115,13 +118,17 @@ def split_state(state: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]
         raise TypeError(f"The state at '{path}' is a {type(value).__name__}, no part of a checkpoint: {remedy}.")
 
     def keep(value: Tensor, path: str) -> str:
-        same = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
-        if value.numel() and same in seen:
+        part = local_part(value)
+        # Not by addresses: in a process that has no part of some weights, these would all be the same.
+        same = (part.untyped_storage()._cdata, part.storage_offset(), value.shape, part.stride(), value.dtype)
+        if same in seen:
             return seen[same]
         while path in tensors:  # keys such as 0 and "0" have the same path
             path += "'"
-        # A plain copy: safetensors supports neither views of a shared storage nor subclasses.
-        tensors[path] = value.as_subclass(Tensor).to("cpu", copy=True, memory_format=torch.contiguous_format)
+        if isinstance(value, DTensor):
+            tensors[path] = value
+        else:  # a plain copy: safetensors supports neither views of a shared storage nor subclasses
+            tensors[path] = value.as_subclass(Tensor).to("cpu", copy=True, memory_format=torch.contiguous_format)
         seen[same] = path
         return path
 
