@@ -58,7 +58,9 @@ def assert_same_curves(folder, *runs):
 
 
 def assert_ended(programs, status=0):
-    assert [program.returncode for program in programs] == [status] * len(programs), "\n".join(p.stderr for p in programs)
+    assert [program.returncode for program in programs] == [status] * len(programs), "\n".join(
+        p.stderr for p in programs
+    )
 
 
 def test_two_processes_have_the_curve_of_one_and_one_of_them_prints(walks):
