@@ -56,18 +56,6 @@ def test_games_that_cannot_be_refit_are_counted_and_drawn_again():
     assert HumanGames([("fuzzy", [242])], ["crane"]).impossible() == 0
 
 
-@pytest.mark.parametrize("rules", ["official", "ilql"])
-def test_json_round_trip(tmp_path, rules):
-    human = HumanGames(TWEETS, WORDS[:40], guesses=GUESSES[:200], rules=rules)
-    human.write(tmp_path / "human.json")
-    read = HumanGames.read(tmp_path / "human.json")
-    assert (read.games, read.words, read.rules) == (human.games, human.words, rules)
-    assert set(read.guesses) == set(human.guesses)
-    order = [human.guesses.index(guess) for guess in read.guesses]
-    assert torch.equal(read._table, human._table[:, order])
-    assert {codes for codes, _ in codes_of(read(range(50), 0))} <= {tuple(codes) for _, codes in TWEETS.games}
-
-
 AUTHORS = {
     "games": [["abide", ["<b><b><y><y><y>", "<g><g><g><g><g>"]], ["abide", ["<y><b><b><b><g>"]]],
     "transitions": {

@@ -18,13 +18,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang._checks import checked
-from torchrl_lang._files import FileError, Record, file_errors, json_digest, read_csv_records, read_text, write_file
+from torchrl_lang._files import FileError, Record, file_errors, json_digest, read_csv_records, read_text
 from torchrl_lang.data.generate import EpisodeSampler, seed_of_games
 from torchrl_lang.envs.wordle.rules import (
     CODE_OF_LETTERS,
     CODE_OF_SYMBOLS,
     SOLVED,
-    SYMBOLS_OF_CODE,
     Rules,
     colours_of_codes,
     feedback_table,
@@ -262,7 +261,7 @@ class HumanGames(EpisodeSampler):
 
     @classmethod
     def read(cls, path: str | Path, *, true_word: bool = False) -> HumanGames:
-        """Read a JSON file that :meth:`write` or the ILQL paper's code wrote.
+        """Read a JSON file that the ILQL paper's code wrote.
 
         Args:
             path: the file: ``{"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess,
@@ -296,20 +295,6 @@ class HumanGames(EpisodeSampler):
         word, guess = wrong.nonzero()[0].tolist()
         pair = f"the guess {guesses[guess]!r} and the word {words[word]!r}"
         raise FileError(path, f"has colours of {pair} which the rules do not give", "make the file again")
-
-    def write(self, path: str | Path) -> None:
-        """Write games and transitions as JSON, in the form of the ILQL paper's code, with the rules beside them.
-
-        The file lists every guess once for each hidden word: with 2,300 words and 13,000 guesses it takes 300 MB.
-        """
-        transitions: dict[str, dict[str, list[str]]] = {word: {} for word in self.words}
-        for by_colours, codes in zip(transitions.values(), self._table.tolist(), strict=True):
-            for guess, code in zip(self.guesses, codes, strict=True):
-                if code != _NO_GUESS:
-                    by_colours.setdefault(SYMBOLS_OF_CODE[code], []).append(guess)
-        games = [(answer, [SYMBOLS_OF_CODE[code] for code in codes]) for answer, codes in self.games]
-        file = _File.model_construct(games=games, transitions=transitions, rules=self.rules)
-        write_file(Path(path), file.model_dump_json())
 
     def select(self, numbers: Iterable[int]) -> HumanGames:
         """Some of the games, by their numbers, for instance those of a file with a split."""
