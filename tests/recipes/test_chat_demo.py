@@ -37,13 +37,11 @@ def command(model, out, *more):
 
 @pytest.fixture(scope="module")
 def finished(model, tmp_path_factory):
-    """The demo, interrupted before ILQL and before a player's games, and called once more at the end."""
+    """The demo, interrupted before a player's games, and called once more at the end."""
     home, trained = tmp_path_factory.mktemp("demo"), []
     real = chat_demo.train
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chat_demo, "train", lambda run, **data: trained.append(run.algorithm) or real(run, **data))
-        with interrupted_at(chat_demo, "train", 2):
-            assert command(model, home) == 130
         with interrupted_at(GamesTask, "evaluate", 5):
             assert command(model, home) == 130
         assert command(model, home) == command(model, home) == 0

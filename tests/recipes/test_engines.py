@@ -108,7 +108,7 @@ def test_every_recipe_learns_from_the_games_of_an_engine(recipe, wordle, tmp_pat
 
 def test_an_interrupted_run_sends_its_weights_and_ends_with_the_same_numbers(wordle, tmp_path):
     """What the engine samples depends on torch's random state, which checkpoints have."""
-    more = ["--turns", "6", "--lr", "0.01", "--value-warmup", "0"]
+    more = ["--turns", "6", "--lr", "0.01", "--value-warmup", "0", "--games", "4"]
     assert main(arguments("ppo", wordle / "bc", tmp_path / "whole", *more)) == 0
     call = arguments("ppo", wordle / "bc", tmp_path / "broken", *more)
     with interrupted_at(Games, "play", 3):

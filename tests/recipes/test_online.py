@@ -29,7 +29,6 @@ from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
 from torchrl_lang.recipes.online_algorithms import PPOLearner
 
-from .test_stopping import SIGNALLED
 from .test_workers import listed, shared_names, workers_of
 
 SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
@@ -91,17 +90,6 @@ def test_layers_that_do_not_train_are_computed_once_for_reference_and_epochs(rec
         assert float(carried["kl"]) == pytest.approx(float(plain["kl"]), rel=1e-3, abs=1e-5)
 
 
-def test_a_killed_run_ends_with_the_same_numbers(start, finished, tmp_path):
-    """Killed without warning in the iteration after its first checkpoint, then called again."""
-    killed, call = tmp_path / "killed", arguments("ppo", start, tmp_path / "killed")
-    place = ("torchrl_lang.objectives", "PPOLoss", "estimate", 3, int(signal.SIGKILL))
-    assert Program("-c", SIGNALLED, *place, *call).wait() == -signal.SIGKILL
-    assert checkpoints(killed)
-    assert not (killed / "model").exists()
-    assert main(call) == 0
-    assert_same_runs(finished, killed)
-
-
 def test_games_are_played_to_their_end_where_new_ones_start(start, tmp_path, monkeypatch):
     """At evaluations, but for the last one, which no game follows."""
     to_end, play = [], Games.play
@@ -135,7 +123,9 @@ def test_the_games_of_a_run_are_recorded(start, tmp_path, monkeypatch):
         assert total == pytest.approx(float(log_of(run)[epoch - 1]["return"]))
 
 
-def test_an_interrupted_run_records_no_iteration_twice(start, finished, tmp_path, capsys):
+def test_an_interrupted_run_ends_with_the_same_numbers_and_records_no_iteration_twice(
+    start, finished, tmp_path, capsys
+):
     home, whole = tmp_path / "histories", finished.with_name("histories") / "run-run"
     call = arguments("ppo", start, tmp_path / "broken", "--record-history", str(home))
     with interrupted_at(Games, "play", 4):  # one game after the checkpoint of iteration 2
@@ -146,6 +136,7 @@ def test_an_interrupted_run_records_no_iteration_twice(start, finished, tmp_path
     call[-1] = str(home)
     broken = home / "run-broken"
     assert main(call) == 0
+    assert_same_runs(finished, tmp_path / "broken")
     assert [path.name for path in sorted(broken.glob("epoch-*"))] == [f"epoch-{n:06d}.jsonl" for n in (1, 2, 3, 4)]
     for path in whole.glob("epoch-*"):
         assert path.read_text() == (broken / path.name).read_text().replace('"broken"', '"run"')

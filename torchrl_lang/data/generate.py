@@ -258,10 +258,10 @@ def cat_rows(blocks: list[TensorDict]) -> TensorDict:
 class FreshEpisodes:
     """Batches of rows of new games, without end: no row is sampled twice.
 
-    It takes the place of :func:`~torchrl_lang.data.row_buffer` in a training loop: ``sample()`` returns a batch, and
-    iteration never ends. Games are made in rounds when they are needed, and the rows of a round are shuffled. The state
-    is three integers. A sampler that loads them makes the current round again and then returns the same batches as the
-    original.
+    It takes the place of :func:`~torchrl_lang.data.row_buffer` in a training loop: ``sample()`` returns a batch,
+    trimmed to its longest row, and iteration never ends. Games are made in rounds when they are needed, and the rows of
+    a round are shuffled. The state is three integers. A sampler that loads them makes the current round again and then
+    returns the same batches as the original.
 
     Args:
         sampler: makes the games, e.g. a :class:`~torchrl_lang.data.PolicySampler`.
@@ -269,7 +269,6 @@ class FreshEpisodes:
         games: games per round, best a multiple of the number of rows of the sampler's environment. All rows of a round
             are in memory.
         seed: seed of the games and of their order.
-        trim: trim batches to their longest row (see :class:`~torchrl_lang.data.TrimRows`).
 
     Raises:
         ValueError: a number is out of range.
@@ -285,16 +284,10 @@ class FreshEpisodes:
 
     @checked
     def __init__(
-        self,
-        sampler: EpisodeSampler,
-        batch_size: Count,
-        *,
-        games: Count = 1024,
-        seed: Annotated[int, 0] = 0,
-        trim: bool = True,
+        self, sampler: EpisodeSampler, batch_size: Count, *, games: Count = 1024, seed: Annotated[int, 0] = 0
     ) -> None:
         self.sampler, self.batch_size, self.games, self.seed = sampler, batch_size, games, seed
-        self._trim = TrimRows() if trim else None
+        self._trim = TrimRows()
         self._round, self._position = 0, 0
         self._rows: TensorDict | None = None
 
@@ -309,8 +302,7 @@ class FreshEpisodes:
             wanted -= len(blocks[-1])
             if self._position == len(rows):
                 self._round, self._position, self._rows = self._round + 1, 0, None
-        batch = cat_rows(blocks)
-        return batch if self._trim is None else self._trim(batch)
+        return self._trim(cat_rows(blocks))
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         while True:

@@ -318,7 +318,6 @@ def dataset_from_jsonl(
     reader: DialogueReader = _READER,
     on_error: Literal["raise", "skip"] = "raise",
     on_overflow: Literal["error", "truncate"] = "error",
-    ignore: Sequence[str] = (),
     overwrite: bool = False,
 ) -> RowDataset:
     """Make a dataset from a file of dialogues of any length.
@@ -336,15 +335,13 @@ def dataset_from_jsonl(
             cannot be encoded is a bad line, too.
         on_overflow: "error" treats a dialogue that does not fit as a bad line, "truncate" keeps its beginning (see
             :func:`~torchrl_lang.text.to_rows`).
-        ignore: keys of the objects to ignore, beside those that ``reader`` ignores.
         overwrite: replace an existing dataset.
 
     Raises:
         FileError: the file is missing, holds no good line, or holds bad lines and ``on_error`` is "raise".
     """
-    read = replace(reader, ignore=(*reader.ignore, *ignore))
     writer = DatasetWriter(folder, tokenizer, row_length, source=f"dialogues of {Path(path).name}", overwrite=overwrite)
-    return _write(writer, _file(path), read, on_error, on_overflow)
+    return _write(writer, _file(path), reader, on_error, on_overflow)
 
 
 def dataset_from_records(

@@ -25,14 +25,7 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import ArCHerLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import ArCHer
 from torchrl_lang.recipes.models import loss_options
-from torchrl_lang.recipes.online import (
-    InitialPolicy,
-    Learner,
-    gather_rows,
-    kl_transform,
-    load_initial_policy,
-    train_online,
-)
+from torchrl_lang.recipes.online import InitialPolicy, Learner, gather_rows, train_online
 from torchrl_lang.recipes.runs import TrainableState
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FEATURES, FEATURES_MASK, RAW_REWARD, TERMINATED, TOKENS
 from torchrl_lang.training import adamw, train_steps, warmup_cosine
@@ -128,6 +121,4 @@ class ArCHerLearner(Learner):
 
 def train_archer(options: ArCHer) -> float:
     """Train; returns the best mean return."""
-    start = load_initial_policy(options)
-    kl = kl_transform(options, start)
-    return train_online(options, start, kl, ArCHerLearner(options, start, kl.controller))
+    return train_online(options, ArCHerLearner)

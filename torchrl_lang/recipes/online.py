@@ -52,7 +52,13 @@ from torchrl_lang.training import Checkpointer, Curriculum, NonFiniteError, Rand
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.training.metrics import check_parameters, mean_figures
 from torchrl_lang.training.progress import Progress
-from torchrl_lang.transforms import AdaptiveKLController, ConstantKLController, KLConstrainedTransform, RowReference
+from torchrl_lang.transforms import (
+    AdaptiveKLController,
+    ConstantKLController,
+    KLConstrainedTransform,
+    KLController,
+    RowReference,
+)
 
 
 @dataclass(frozen=True)
@@ -380,13 +386,16 @@ class OnlineRun:
         }
 
 
-def train_online(options: OnlineOptions, start: InitialPolicy, kl: KLConstrainedTransform, learner: Learner) -> float:
+def train_online(options: Any, make_learner: Callable[[Any, InitialPolicy, KLController], Learner]) -> float:
     """Train as :func:`~torchrl_lang.recipes.offline.train_offline` does, on games of the current policy.
 
     A run that was killed and resumed ends with the same numbers as an uninterrupted one if ``collector="single"``.
     Checkpoints contain neither the reference nor frozen weights: they are loaded from ``start`` again, and a changed
     ``start`` is refused. Returns the best mean return of the evaluations.
     """
+    start = load_initial_policy(options)
+    kl = kl_transform(options, start)
+    learner = make_learner(options, start, kl.controller)
     _check_processes(options)
     source = options.source / "model" if (options.source / "model").is_dir() else options.source
     about: Any = {"fixed": {"notes": start.task.notes()}, "reference": f"the model in {source}, frozen"}

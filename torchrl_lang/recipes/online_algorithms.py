@@ -17,7 +17,7 @@ from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import GRPO, PPO, Rejection
 from torchrl_lang.recipes.algorithms.online import RatioOptions
 from torchrl_lang.recipes.models import loss_options
-from torchrl_lang.recipes.online import InitialPolicy, Learner, kl_transform, load_initial_policy, train_online
+from torchrl_lang.recipes.online import InitialPolicy, Learner, train_online
 from torchrl_lang.schema import AGENT_MASK, FROZEN_STATES, TOKENS
 from torchrl_lang.training.checkpoint import Stateful
 from torchrl_lang.transforms import KLController, RowAdvantage
@@ -84,9 +84,7 @@ class PPOLearner(Learner):
 
 def train_ppo(options: PPO) -> float:
     """Train; returns the best mean return."""
-    start = load_initial_policy(options)
-    kl = kl_transform(options, start)
-    return train_online(options, start, kl, PPOLearner(options, start, kl.controller))
+    return train_online(options, PPOLearner)
 
 
 class GroupLearner(Learner):
@@ -125,9 +123,7 @@ class GroupLearner(Learner):
 
 def train_without_critic(options: GRPO) -> float:
     """Train; returns the best mean return."""
-    start = load_initial_policy(options)
-    kl = kl_transform(options, start)
-    return train_online(options, start, kl, GroupLearner(options, start, kl.controller))
+    return train_online(options, GroupLearner)
 
 
 class BestGames(Learner):
@@ -161,6 +157,4 @@ class BestGames(Learner):
 
 def train_rejection(options: Rejection) -> float:
     """Train; returns the best mean return."""
-    start = load_initial_policy(options)
-    kl = kl_transform(options, start)
-    return train_online(options, start, kl, BestGames(options, start, kl.controller))
+    return train_online(options, BestGames)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -260,13 +261,11 @@ def word_tokenizer(
         >>> tokenizer.decode(tokenizer.encode("take the red coin!"))
         'take the red coin!'
     """
-    symbols, known, found = list(symbols), set[str](), set[str]()
-    count: dict[str, int] = {}
+    symbols, known, found, count = list(symbols), set[str](), set[str](), Counter[str]()
     for text in texts:
         found.update(text)
         known |= characters(text)
-        for piece in _PIECE.findall(text):
-            count[piece] = count.get(piece, 0) + 1
+        count.update(_PIECE.findall(text))
     words = sorted(piece for piece, times in count.items() if times >= min_count and len(piece) > 1 and piece.isascii())
     unknown = unknown or not found.issubset({*PLAIN, *symbols})
     further = sorted(known) if unknown else []

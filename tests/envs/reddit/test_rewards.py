@@ -92,7 +92,7 @@ def test_sentiment():
     [
         ("profanity_check", reddit.ProfanityReward),
         ("vaderSentiment.vaderSentiment", reddit.SentimentReward),
-        ("sklearn.feature_extraction.text", lambda: TfidfModel(["a"], [1.0], [1.0], 0.0)),
+        ("sklearn.feature_extraction.text", lambda: TfidfModel.fit(["a"], [True])),
     ],
 )
 def test_missing_packages_name_the_extra(monkeypatch, package, make):

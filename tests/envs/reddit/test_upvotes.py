@@ -46,17 +46,21 @@ def test_tfidf_model_by_plain_loops(longest):
     """The probabilities of new texts, and a gradient of zero at the optimum."""
     model = TfidfModel.fit(TEXTS, LABELS, words=longest, penalty=0.01, threshold=None)
     counts = Counter(term for text in TEXTS for term in set(words_of(text, longest)))
-    assert sorted(model.terms) == sorted(term for term, count in counts.items() if count >= 2)
-    weight = model.weight
+    terms, weight, bias = (
+        model.vectorizer.get_feature_names_out(),
+        model.regression.coef_[0],
+        model.regression.intercept_,
+    )
+    assert sorted(terms) == sorted(term for term, count in counts.items() if count >= 2)
 
     def probability(text):
-        x = features(text, TEXTS, model.terms, longest)
-        return 1 / (1 + math.exp(-sum(w * value for w, value in zip(weight, x, strict=True)) - model.bias))
+        x = features(text, TEXTS, terms, longest)
+        return 1 / (1 + math.exp(-sum(w * value for w, value in zip(weight, x, strict=True)) - bias[0]))
 
     new = [*TEXTS, "nothing known", "", "so so so well done", "WELL done it's"]
     assert model(new).tolist() == pytest.approx([probability(text) for text in new], abs=1e-5)
     errors = [probability(text) - label for text, label in zip(TEXTS, LABELS, strict=True)]
-    xs = [features(text, TEXTS, model.terms, longest) for text in TEXTS]
+    xs = [features(text, TEXTS, terms, longest) for text in TEXTS]
     for place, w in enumerate(weight):
         gradient = sum(error * x[place] for error, x in zip(errors, xs, strict=True)) / len(TEXTS) + 0.01 * w
         assert gradient == pytest.approx(0.0, abs=2e-4)
@@ -151,17 +155,6 @@ def test_upvote_files(tmp_path):
     write_checksums(tmp_path / "model")
     with pytest.raises(FileError, match=r"config\.json asks for code from elsewhere: attn_implementation"):
         UpvoteModel.load(tmp_path / "model")
-
-
-def test_tfidf_files(tmp_path):
-    model = TfidfModel.fit(TEXTS, LABELS, threshold=0.75)
-    model.save(tmp_path / "model")
-    loaded = TfidfModel.load(tmp_path / "model")
-    assert torch.equal(loaded.probabilities(TEXTS), model.probabilities(TEXTS))
-    assert (loaded.terms, loaded.threshold, loaded.words) == (model.terms, 0.75, 2)
-    (tmp_path / "model" / "tfidf.json").write_bytes(b"{}")
-    with pytest.raises(FileError, match=r"tfidf\.json"):
-        TfidfModel.load(tmp_path / "model")
 
 
 def test_the_network():

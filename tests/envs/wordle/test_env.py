@@ -6,8 +6,8 @@ from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
 from tests.envs.wordle.helpers import SYMBOL, letters, play, text
-from torchrl_lang.envs.wordle import RandomWordPlayer, WordleEnv
-from torchrl_lang.envs.wordle.rules import feedback, unpack_words
+from torchrl_lang.envs.wordle import RandomWordPlayer, WordIndex, WordleEnv
+from torchrl_lang.envs.wordle.rules import CandidateSets, feedback
 from torchrl_lang.schema import ROW_KEYS
 
 WORDS = ["erase", "abide", "speed", "crane", "slate"]
@@ -75,10 +75,11 @@ def test_packed_sets_unpack_to_the_sets():
     check_env_specs(packed)
     packed.set_seed(0)
     plain, bits = (e.rollout(8, RandomWordPlayer(seed=0), break_when_any_done=False) for e in (env, packed))
+    sets = CandidateSets(WordIndex(env.words).letters)
     for one, other in ((plain, bits), (plain["next"], bits["next"])):
         assert other["consistent"].dtype == torch.uint8
         assert other["consistent"].shape == (3, 2, 8, -(-env.n_words // 8))
-        assert torch.equal(one["consistent"], unpack_words(other["consistent"], env.n_words))
+        assert torch.equal(one["consistent"], sets.members(other["consistent"]))
 
 
 def test_the_draw_is_uniform_over_what_is_possible_and_follows_the_seed():

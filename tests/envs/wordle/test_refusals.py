@@ -7,7 +7,6 @@ import torch
 
 from torchrl_lang.envs import wordle
 from torchrl_lang.envs.wordle.human import HumanGames
-from torchrl_lang.envs.wordle.rules import unpack_words
 from torchrl_lang.envs.wordle.samplers import AdversarialGames, rows_before
 from torchrl_lang.envs.wordle.tree import DecisionTree
 from torchrl_lang.schema import ROW_KEYS
@@ -26,7 +25,6 @@ def mixture(*probabilities):
         *((lambda name=name, value=value: wordle.WordleEnv(**{name: value}), name) for name, value in
           {"max_tries": 0, "consistent": "bits", "action_length": 5, "rules": "mine"}.items()),
         (lambda: wordle.WordleEnv(["Slate"]), "Slate"),
-        (lambda: unpack_words(torch.zeros(1, 1, dtype=torch.uint8), 9), "9 words"),
         (lambda: wordle.RandomWordPlayer(WORDS, prob_smart=1.5), "prob_smart"),
         (lambda: wordle.WrongPlayer(WORDS, action_length=5), "action_length"),
         (lambda: wordle.WrongPlayer(WORDS, openers=["Crane"]), "Crane"),

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError, validate_call
 
@@ -14,15 +14,6 @@ from torchrl_lang._files import one_line, shorten
 from torchrl_lang.envs.game_turn import TextGame, ToolText
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
-class ToolResult(NamedTuple):
-    """The result of a tool call."""
-
-    text: str
-    """The result as text, or the error."""
-    failed: bool
-    """Whether there was no such tool, the arguments did not fit, or the tool raised an error."""
 
 
 class Tools:
@@ -56,7 +47,7 @@ class Tools:
         >>> tools.schemas[0]["function"]["parameters"]["required"]
         ['a', 'b']
         >>> tools.run('{"name": "add", "arguments": {"a": 2, "b": 3}}')
-        [ToolResult(text='5', failed=False)]
+        ['5']
         >>> tools.run("Two and three are five.")
         []
     """
@@ -77,23 +68,23 @@ class Tools:
         schemas = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self.schemas)
         return f'Tools:\n{schemas}\nTo call one, write {{"name": ..., "arguments": {{...}}}} and nothing else.\n\n'
 
-    def run(self, text: str) -> list[ToolResult]:
-        """Run the calls of an utterance in their order; errors are results. The list is empty if it calls no tool."""
+    def run(self, text: str) -> list[str]:
+        """Run the calls of an utterance in their order; errors are results, too. It is empty if no tool is called."""
         alone = {"name", "arguments"} <= _parsed(text).keys()
         return [self._run(**_parsed(call)) for call in _TAGGED.findall(text) or [text] * alone]
 
-    def _run(self, name: Any = None, arguments: Any = None, fault: str | None = None, **_: Any) -> ToolResult:
+    def _run(self, name: Any = None, arguments: Any = None, fault: str | None = None, **_: Any) -> str:
         if name not in self._functions:
             known = ", ".join(self._functions) or "none"
-            return ToolResult(f"Error: {fault or f'there is no tool {shorten(name)}, only {known}'}.", True)
+            return f"Error: {fault or f'there is no tool {shorten(name)}, only {known}'}."
         try:
             result = self._functions[name](**(arguments or {}))
-            return ToolResult(result if isinstance(result, str) else json.dumps(result, default=str), False)
+            return result if isinstance(result, str) else json.dumps(result, default=str)
         except ValidationError as error:
             wrong = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-            return ToolResult(f"Error: {shorten('; '.join(wrong), 300)[1:-1]}.", True)
+            return f"Error: {shorten('; '.join(wrong), 300)[1:-1]}."
         except Exception as error:  # the agent reads it, as it would in a shell
-            return ToolResult(f"Error: {type(error).__name__}: {one_line(error)}", True)
+            return f"Error: {type(error).__name__}: {one_line(error)}"
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -119,7 +110,7 @@ class ToolGame:
         tools: a :class:`Tools`, or the functions.
         introduction: written before the game's opening; by default the tools' schemas. Pass ``""`` for none, for
             example if the chat template has a place for ``tools.schemas``.
-        call_reward, error_reward: reward of a turn with tool calls, per call and further per failed call.
+        call_reward: reward of each tool call.
 
     Examples:
         >>> from torchrl_lang.envs import ToolGame
@@ -148,11 +139,10 @@ class ToolGame:
         *,
         introduction: str | None = None,
         call_reward: float = 0.0,
-        error_reward: float = 0.0,
     ) -> None:
         self.game, self.tools = game, tools if isinstance(tools, Tools) else Tools(tools)
         self.introduction = self.tools.introduction if introduction is None else introduction
-        self.call_reward, self.error_reward = call_reward, error_reward
+        self.call_reward = call_reward
 
     def reset(self, seed: int) -> str:
         """Begin a game; returns the introduction of the tools and the game's opening."""
@@ -164,8 +154,7 @@ class ToolGame:
         results = self.tools.run(text)
         if not results:
             return self.game.step(text)
-        reward = self.call_reward * len(results) + self.error_reward * sum(result.failed for result in results)
-        return ToolText("\n".join(result.text for result in results)), reward, False
+        return ToolText("\n".join(results)), self.call_reward * len(results), False
 
 
 class QuestionGame:

@@ -8,6 +8,9 @@ from typing import Any
 
 from torchrl_lang.envs.game_turn import GamePlace, TextGame
 
+_FINISHED = "The game is over."
+"""What the tool returns when, and after, a game ends."""
+
 
 def trl_environment(
     make_game: Callable[[], TextGame],
@@ -15,15 +18,14 @@ def trl_environment(
     method: str = "play",
     doc: str = "Take a turn in the game.",
     argument_doc: str = "what to write",
-    seed_key: str = "seed",
-    finished: str = "The game is over.",
     max_turns: int | None = None,
 ) -> type:
     """A class for ``GRPOTrainer(environment_factory=...)``; each of its objects plays one game at a time.
 
     TRL calls ``reset`` with the columns of a prompt's row and appends the opening to the prompt. The model calls the
     method ``method(text)`` as a tool, once per turn. ``get_reward()`` and the attribute ``reward`` are the sum of the
-    rewards since the last reset. All completions of a prompt play the game of the row's seed.
+    rewards since the last reset. All completions of a prompt play the game of
+    the row's ``seed``, an integer.
 
     TRL turns errors of a game into results of the tool, which the model reads; ``check_language_env`` finds them first.
 
@@ -32,8 +34,6 @@ def trl_environment(
         method: name of the method, which the model reads as the tool's name.
         doc: what the method does, for the model.
         argument_doc: what its argument ``text`` is, for the model.
-        seed_key: the column of the dataset that has the seed of the game, an integer.
-        finished: result of calls after the end of the game.
         max_turns: calls after which a game ends.
 
     Raises:
@@ -59,7 +59,7 @@ def trl_environment(
 
         def reset(self, **row: Any) -> str | None:
             """Begin the game of a row's seed; returns its opening, or None if the player has the first turn."""
-            self._place, self._over, self.reward = GamePlace(0, operator.index(row[seed_key]), 0), False, 0.0
+            self._place, self._over, self.reward = GamePlace(0, operator.index(row["seed"]), 0), False, 0.0
             return self._place.read_opening(self._game.reset(self._place.seed)) or None
 
         def get_reward(self) -> float:
@@ -68,12 +68,12 @@ def trl_environment(
 
         def _tool(self, text: str) -> str:
             if self._over:
-                return finished
+                return _FINISHED
             self._place = self._place._replace(turn=self._place.turn + 1)
             turn = self._place.read_turn(self._game.step(text))
             self.reward += turn.reward
             self._over = turn.terminated or turn.truncated or self._place.turn == max_turns
-            return "\n".join(filter(None, (turn.text, finished if self._over else "")))
+            return "\n".join(filter(None, (turn.text, _FINISHED if self._over else "")))
 
     tool = TextGameEnvironment._tool
     tool.__name__, tool.__qualname__ = method, f"TextGameEnvironment.{method}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,19 +36,9 @@ class _UpvoteRecord(Record):
     freeze: bool
 
 
-class _TfidfRecord(Record):
-    VERSION: ClassVar[int] = 2
-    terms: tuple[str, ...]
-    idf: tuple[float, ...]
-    weight: tuple[float, ...]
-    bias: float
-    words: int
-    threshold: float | None
-
-
 _NEEDS = (_HEAD, "encoder/config.json", "encoder/model.safetensors", "tokenizer/tokenizer_config.json")
 _UPVOTES = RecordFolder(_UpvoteRecord, "upvote_model.json", _NEEDS, remedy=_REMEDY)
-_TFIDF = RecordFolder(_TfidfRecord, "tfidf.json", (), remedy=_REMEDY)
+_WORD = r"[^\W_]+(?:'[^\W_]+)*"
 
 
 class UpvoteNetwork(nn.Module):
@@ -154,15 +143,9 @@ class TfidfModel(ProbabilityReward):
     ``(1 + log c) * idf``, and the features of a text have length 1.
 
     Args:
-        terms: the terms that count, V of them.
-        idf: their inverse document frequencies, ``[V]``.
-        weight: their weights, ``[V]``.
-        bias: of the regression.
-        words: the longest term has this number of words.
+        vectorizer: scikit-learn's, fitted.
+        regression: the logistic regression on its features, fitted.
         threshold: the reward is 1 from this probability on, else 0; None: it is the probability itself.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
 
     Examples:
         >>> from torchrl_lang.envs.reddit.upvotes import TfidfModel
@@ -172,21 +155,9 @@ class TfidfModel(ProbabilityReward):
         tensor([1., 0.])
     """
 
-    def __init__(
-        self,
-        terms: Sequence[str],
-        idf: Iterable[float],
-        weight: Iterable[float],
-        bias: float,
-        *,
-        words: int = 2,
-        threshold: float | None = 0.5,
-    ) -> None:
+    def __init__(self, vectorizer: Any, regression: Any, *, threshold: float | None = 0.5) -> None:
         super().__init__(threshold)
-        numbers = (tuple(map(float, each)) for each in (idf, weight))
-        self.terms, self.idf, self.weight, self.bias, self.words = tuple(terms), *numbers, float(bias), words
-        self._vectorizer = _vectorizer(words, vocabulary=self.terms)
-        self._vectorizer.idf_, self._weight = np.array(self.idf), np.array(self.weight)
+        self.vectorizer, self.regression = vectorizer, regression
 
     @classmethod
     def fit(
@@ -210,37 +181,20 @@ class TfidfModel(ProbabilityReward):
             threshold: of the model.
 
         Raises:
+            ImportError: scikit-learn is not installed.
             ValueError: the labels are not those of the texts or all alike, no term counts, or a number is out of range.
         """
         with needs_extra("TfidfModel", "reddit"):
+            from sklearn.feature_extraction.text import TfidfVectorizer
             from sklearn.linear_model import LogisticRegression
-        vectorizer = _vectorizer(words, min_df=2, max_features=50_000)
+        counted: Any = {"ngram_range": (1, words), "token_pattern": _WORD, "min_df": 2, "max_features": 50_000}
+        vectorizer = TfidfVectorizer(sublinear_tf=True, **counted)
         features = vectorizer.fit_transform(texts)
-        model = LogisticRegression(C=1 / (penalty * len(texts)), tol=1e-6, max_iter=1000).fit(features, labels)
-        terms, idf = vectorizer.get_feature_names_out().tolist(), vectorizer.idf_
-        return cls(terms, idf, model.coef_[0], model.intercept_[0], words=words, threshold=threshold)
+        regression = LogisticRegression(C=1 / (penalty * len(texts)), tol=1e-6, max_iter=1000).fit(features, labels)
+        return cls(vectorizer, regression, threshold=threshold)
 
     def _probabilities(self, texts: list[str]) -> Tensor:
-        return torch.as_tensor(self._vectorizer.transform(texts) @ self._weight + self.bias).sigmoid()
-
-    def save(self, folder: str | Path) -> None:
-        """Save it as JSON into a new folder, atomically.
-
-        Raises:
-            FileExistsError: the folder exists and is not empty.
-        """
-        names = ("terms", "idf", "weight", "bias", "words", "threshold")
-        with _TFIDF.write(folder, _TfidfRecord(**{name: getattr(self, name) for name in names})):
-            pass
-
-    @classmethod
-    def load(cls, folder: str | Path) -> TfidfModel:
-        """Load a model that :meth:`save` saved.
-
-        Raises:
-            FileError: a file is missing or damaged.
-        """
-        return cls(**_TFIDF.read(folder).model_dump())
+        return torch.as_tensor(self.regression.decision_function(self.vectorizer.transform(texts))).sigmoid()
 
 
 class TrainedUpvotes(NamedTuple):
@@ -393,10 +347,3 @@ def _tested(model: ProbabilityReward, new: RedditComments, cutoff: float) -> Tra
     right = (model.probabilities(list(new.comments)) >= 0.5).float() == labels
     upvoted = float(labels.mean())
     return TrainedUpvotes(model, float(right.float().mean()), max(upvoted, 1 - upvoted), len(new))
-
-
-def _vectorizer(words: int, **options: Any) -> Any:
-    with needs_extra("TfidfModel", "reddit"):
-        from sklearn.feature_extraction.text import TfidfVectorizer
-    pattern = r"[^\W_]+(?:'[^\W_]+)*"
-    return TfidfVectorizer(ngram_range=(1, words), sublinear_tf=True, token_pattern=pattern, **options)

@@ -64,7 +64,7 @@ class WordleEnv(LanguageEnv):
         action_length: width of an action in tokens, at least 6: a word and its end.
         consistent: adds the observation ``consistent``, the words that agree with all colours so far: as bool
             ``[*B, W]``, or with ``"packed"`` as bits, uint8 ``[*B, ceil(W / 8)]``, which
-            :func:`~torchrl_lang.envs.wordle.rules.unpack_words` unpacks.
+            :meth:`CandidateSets.members <torchrl_lang.envs.wordle.rules.CandidateSets.members>` unpacks.
         privileged: adds the observation ``privileged``, the letters of the hidden word, int64 ``[*B, 5]``, for the
             critic of :class:`~torchrl_lang.modules.PrivilegedTrunk`. No player may read it.
         group_size: as many games have the same hidden word, see :class:`~torchrl_lang.envs.LanguageEnv`.

@@ -110,10 +110,7 @@ _VARIATION = "\N{VARIATION SELECTOR-16}"  # may follow an emoji and changes noth
 
 LETTERS_OF_CODE = ["".join("byg"[colour] for colour in colours) for colours in colours_of_codes().tolist()]
 """Five letters for the colours of each of the 243 codes, such as ``bybbg``."""
-SYMBOLS_OF_CODE = ["".join(f"<{letter}>" for letter in letters) for letters in LETTERS_OF_CODE]
-"""The tokenizer's symbols for them, such as ``<b><y><b><b><g>``."""
 CODE_OF_LETTERS = {letters: code for code, letters in enumerate(LETTERS_OF_CODE)}
-CODE_OF_SYMBOLS = {symbols: code for code, symbols in enumerate(SYMBOLS_OF_CODE)}
 
 
 def tile_colours(text: str) -> str | None:
@@ -159,8 +156,10 @@ class CandidateSets(torch.nn.Module):
         super().__init__()
         self.rules = rules
         self.n_words = letters.shape[0]
-        byte = _bits_of_bytes(letters.device)
-        self.register_buffer("_members_of", _eight_bools(byte), persistent=False)
+        # The eight bits of each byte, lowest first, int64 [256, 8].
+        byte = torch.arange(256, device=letters.device)[:, None] >> torch.arange(8, device=letters.device) & 1
+        # Eight bools as one int64, so that unpacking takes one lookup per byte.
+        self.register_buffer("_members_of", byte.bool().view(torch.int64)[:, 0].clone(), persistent=False)
         # Index of the r-th member within a byte.
         self.register_buffer("_rank_in", byte.sort(dim=-1, descending=True, stable=True).indices, persistent=False)
         self.register_buffer("_size_of", byte.sum(-1).to(torch.int16), persistent=False)
@@ -181,7 +180,13 @@ class CandidateSets(torch.nn.Module):
 
     def members(self, sets: Tensor) -> Tensor:
         """Unpack sets, uint8 ``[..., C]``, into members, bool ``[..., W]``."""
-        return _unpack(sets, self._members_of, self.n_words)
+        members = torch.empty((*sets.shape[:-1], self.n_words), dtype=torch.bool, device=sets.device)
+        # On a CPU index_select is six times as fast as indexing, and this many sets fit its cache.
+        some_sets, some_members = sets.reshape(-1, sets.shape[-1]).split(256), members.view(-1, self.n_words).split(256)
+        for some, out in zip(some_sets, some_members, strict=True):
+            eight = self._members_of.index_select(0, some.to(torch.int32).flatten())
+            out.copy_(eight.view(torch.bool).view(-1, 8 * some.shape[1])[:, : self.n_words])
+        return members
 
     def size(self, sets: Tensor) -> Tensor:
         """Number of words in each set, int64 ``[...]``."""
@@ -245,52 +250,6 @@ class CandidateSets(torch.nn.Module):
         both = self.pack(place)[:, :, :, None, None] & self.pack(count)[None, :, None]
         all_words = self.pack(torch.ones((1, self.n_words), dtype=torch.bool, device=letters.device))
         return torch.cat([both.flatten(0, 4), all_words, torch.zeros_like(all_words)])
-
-
-def unpack_words(packed: Tensor, n_words: int) -> Tensor:
-    """Unpack sets of words: word ``8 * i + j`` is in the set if bit ``j`` of byte ``i`` is set.
-
-    Args:
-        packed: uint8 ``[..., C]``, eight words per byte, such as ``WordleEnv``'s observation ``consistent`` if it is
-            packed.
-        n_words: ``W``, the length of the list.
-
-    Returns:
-        bool ``[..., W]``.
-
-    Raises:
-        ValueError: ``n_words`` words need another number of bytes.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.envs.wordle.rules import unpack_words
-        >>> unpack_words(torch.tensor([[5]], dtype=torch.uint8), 3)
-        tensor([[ True, False,  True]])
-    """
-    if packed.dtype != torch.uint8 or packed.shape[-1] != -(-n_words // 8):
-        found = f"{packed.dtype} of shape {tuple(packed.shape)}"
-        raise ValueError(f"{n_words} words need uint8 of {-(-n_words // 8)} bytes per set, got {found}.")
-    return _unpack(packed, _eight_bools(_bits_of_bytes(packed.device)), n_words)
-
-
-def _bits_of_bytes(device: torch.device) -> Tensor:
-    """The eight bits of each byte, lowest first, int64 ``[256, 8]``."""
-    return torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
-
-
-def _eight_bools(bits: Tensor) -> Tensor:
-    """Eight bools of a byte as one int64, int64 ``[256]``, so that unpacking takes one lookup per byte."""
-    return bits.bool().view(torch.int64)[:, 0].clone()
-
-
-def _unpack(sets: Tensor, eight_bools: Tensor, n_words: int) -> Tensor:
-    members = torch.empty((*sets.shape[:-1], n_words), dtype=torch.bool, device=sets.device)
-    # On a CPU index_select is six times as fast as indexing, and this many sets fit its cache.
-    some_sets, some_members = sets.reshape(-1, sets.shape[-1]).split(256), members.view(-1, n_words).split(256)
-    for some, out in zip(some_sets, some_members, strict=True):
-        eight = eight_bools.index_select(0, some.to(torch.int32).flatten())
-        out.copy_(eight.view(torch.bool).view(-1, 8 * some.shape[1])[:, :n_words])
-    return members
 
 
 def _clue_number(letter: Tensor, here: Tensor, times: Tensor, exact: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchrl_lang.recipes.options import Options
 
@@ -44,6 +45,17 @@ def task_class(name: str) -> type[Task]:
     if not isinstance(kind, str):
         return kind
     return getattr(importlib.import_module(f"torchrl_lang.envs.{name}.task"), f"{kind}Task")
+
+
+class GamesOptions(Options, group="data"):
+    """Options that define the games of a task: they have the names of its fields."""
+
+    of_task: ClassVar[str]
+
+    def task(self) -> Any:
+        """The task."""
+        kind: Any = task_class(self.of_task)
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
 
 
 def options_of(name: str, command: Literal["generate", "play"]) -> type[Options]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
-from torchrl_lang.recipes.tasks import task_class
+from torchrl_lang.recipes.options import DataOptions, PlayOptions, option, with_defaults
+from torchrl_lang.recipes.tasks import GamesOptions
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The data are for imitating who made them; a model that is chosen by its return has hardly learned.
@@ -30,18 +30,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MazeGames(Options, group="data"):
+class MazeGames(GamesOptions, of_task="maze"):
     """Options that define the games."""
 
     observation: Literal["partial", "full"] = option(
         "partial", "what the agent is shown: the walls around it, or also the goal's position and its own"
     )
     max_moves: int = option(100, "moves in which the goal can be reached", ge=1)
-
-    def task(self) -> Any:
-        """The task."""
-        kind: Any = task_class("maze")
-        return kind(self.observation, self.max_moves)
 
 
 @with_defaults(games=1000)

@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
-from torchrl_lang.recipes.tasks import task_class
+from torchrl_lang.recipes.options import DataOptions, PlayOptions, option, with_defaults
+from torchrl_lang.recipes.tasks import GamesOptions
 
 PRESETS: dict[str, dict[str, Any]] = {"evaluate": {"beta": (0.0, 2.0, 4.0, 8.0)}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionsGames(Options, group="data"):
+class QuestionsGames(GamesOptions, of_task="questions"):
     """Options that define the games."""
 
     subject: Literal["things", "cities"] = option("things", "what is to be found out: one of 233 things or 125 cities")
-
-    def task(self) -> Any:
-        """The task."""
-        kind: Any = task_class("questions")
-        return kind(self.subject)
 
 
 @with_defaults(games=20_000)

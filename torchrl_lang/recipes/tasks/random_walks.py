@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchrl_lang.recipes.options import DataOptions, Options, PlayOptions, option, with_defaults
-from torchrl_lang.recipes.tasks import task_class
+from torchrl_lang.recipes.options import DataOptions, PlayOptions, option, with_defaults
+from torchrl_lang.recipes.tasks import GamesOptions
 
 _MODEL = {"layers": 2, "width": 64, "heads": 4, "eval_every": 100}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomWalksGames(Options, group="data"):
+class RandomWalksGames(GamesOptions, of_task="random_walks"):
     """Options that define the graph."""
 
     nodes: int = option(20, "nodes of the graph", ge=2, le=1000)
@@ -38,11 +38,6 @@ class RandomWalksGames(Options, group="data"):
     edge_probability: float = option(
         0.0, "probability of each possible edge; 0: --out-degree edges out of each node", ge=0, le=1
     )
-
-    def task(self) -> Any:
-        """The task."""
-        kind: Any = task_class("random_walks")
-        return kind(self.nodes, self.out_degree, self.graph_seed, self.max_turns, self.edge_probability)
 
 
 @with_defaults(games=2000)
