@@ -1,6 +1,7 @@
-"""Refit games have exactly the colours of the tweets."""
+"""Refit games have exactly the colours of the tweets, and the authors' JSON is read as it is."""
 
 import csv
+import json
 
 import pytest
 import torch
@@ -53,6 +54,49 @@ def test_games_that_cannot_be_refit_are_counted_and_drawn_again():
         human.select([0])(range(5), seed=0)
     assert HumanGames([("fuzzy", [242])], ["crane"], true_word=True).impossible() == 1
     assert HumanGames([("fuzzy", [242])], ["crane"]).impossible() == 0
+
+
+AUTHORS = {
+    "games": [["abide", ["<b><b><y><y><y>", "<g><g><g><g><g>"]], ["abide", ["<y><b><b><b><g>"]]],
+    "transitions": {
+        "abide": {"<b><b><y><y><y>": ["speed"], "<g><g><g><g><g>": ["abide"]},
+        "speed": {"<g><g><g><g><g>": ["speed"], "<y><b><b><y><y>": []},
+    },
+}
+
+
+def test_the_authors_file_is_read_as_it_is(tmp_path):
+    """Its rules are found from the colours: speed for abide is bbyyy in the paper's code and bbyby in the newspaper."""
+    path = tmp_path / "tweet_data.json"
+    path.write_text(json.dumps(AUTHORS))
+    human = HumanGames.read(path)
+    assert (human.rules, human.words, sorted(human.guesses)) == ("ilql", ["abide", "speed"], ["abide", "speed"])
+    assert human.games == [("abide", [13, 242]), ("abide", [83])]
+    assert {codes for codes, _ in codes_of(human.select([0])(range(20), 0))} == {(13, 242)}
+    path.write_text(json.dumps({**AUTHORS, "rules": "official"}))
+    with pytest.raises(FileError, match="which the rules do not give"):
+        HumanGames.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda c: c.pop("games"), "games"),
+        (lambda c: c["games"].append(["abide", ["<x>"]]), "<x>"),
+        (lambda c: c["games"].append(["abide", []]), r"games\.2"),
+        (lambda c: c.update(transitions={}), "empty"),
+        (lambda c: c["transitions"].update(Crane={}), "Crane"),
+        (lambda c: c["transitions"]["speed"].update(green=["x"]), "green"),
+        (lambda c: c["transitions"]["speed"].update({"<b><b><b><b><b>": ["abide"]}), "the rules do not give"),
+        (lambda c: c.update(rules="own"), "rules"),
+    ],
+)
+def test_other_content_is_an_error_with_the_path(tmp_path, change, found):
+    content = json.loads(json.dumps(AUTHORS))
+    change(content)
+    (tmp_path / "bad.json").write_text(json.dumps(content))
+    with pytest.raises(FileError, match=f"bad.json .*{found}"):
+        HumanGames.read(tmp_path / "bad.json")
 
 
 def test_splits_and_the_best_games():

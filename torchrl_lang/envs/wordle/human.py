@@ -9,18 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, groupby
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
+from pydantic import Field
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang._checks import checked
-from torchrl_lang._files import FileError, json_digest, read_csv_records, read_text
+from torchrl_lang._files import FileError, Record, file_errors, json_digest, read_csv_records, read_text
 from torchrl_lang.data.generate import EpisodeSampler, seed_of_games
 from torchrl_lang.envs.wordle.rules import (
     CODE_OF_LETTERS,
+    CODE_OF_SYMBOLS,
     SOLVED,
     Rules,
     colours_of_codes,
@@ -186,6 +188,7 @@ def grid(lines: Sequence[str]) -> list[int] | str:
 # -- rows with the colours of people's games ---------------------------------------------------------------------------
 
 _NONE = -1  # code of places after the last guess of a game
+_NO_GUESS = 255  # code of guesses that are not drawn
 _CODES = 256
 _DRAWS = 200
 """Draws for every row after which drawing fails if none has succeeded."""
@@ -232,15 +235,19 @@ class HumanGames(EpisodeSampler):
     ) -> None:
         super().__init__(wordle_tokenizer(), 2 + TRIES * TURN_LENGTH)
         self.words, self.rules, self.true_word = load_words(words), rules, true_word
-        self.guesses = every = words_and_guesses(self.words, guesses)
-        table = feedback_table(WordIndex(every).letters, WordIndex(self.words).letters, rules).T
+        every = words_and_guesses(self.words, guesses)
+        self._draw_from(every, feedback_table(WordIndex(every).letters, WordIndex(self.words).letters, rules).T)
+        self._set_games(games.games if isinstance(games, TweetGames) else games)
+
+    def _draw_from(self, guesses: list[str], table: Tensor) -> None:
+        """Draw these guesses, of which the codes for each word are uint8 ``[W, G]``, 255 for those not to be drawn."""
+        self.guesses, self._table = guesses, table
         # The guesses of each word by their code, and where each code begins.
         self._order = table.to(torch.int16).sort(dim=-1, stable=True).indices.to(torch.int32)
         number = torch.arange(len(table))[:, None] * _CODES + table.long()
         self._number = torch.bincount(number.flatten(), minlength=_CODES * len(table)).view(-1, _CODES)
         self._start = self._number.cumsum(-1) - self._number
-        self._table, self._letters = table, WordIndex(every).letters
-        self._set_games(games.games if isinstance(games, TweetGames) else games)
+        self._letters = WordIndex(self.guesses).letters
 
     def _set_games(self, games: Iterable[tuple[str, Sequence[int]]]) -> None:
         self.games = [(answer, list(codes)) for answer, codes in games]
@@ -251,6 +258,43 @@ class HumanGames(EpisodeSampler):
         place = {word: index for index, word in enumerate(self.words)}
         self._answer = torch.tensor([place.get(answer, _NONE) for answer, _ in self.games])
         self._codes = torch.tensor([[*codes, *[_NONE] * (TRIES - len(codes))] for _, codes in self.games])
+
+    @classmethod
+    def read(cls, path: str | Path, *, true_word: bool = False) -> HumanGames:
+        """Read a JSON file that the ILQL paper's code wrote.
+
+        Args:
+            path: the file: ``{"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess,
+                ...]}}}`` with colours such as ``<b><y><b><b><g>``. The words of the transitions may be hidden. Without
+                an entry ``rules`` they are found from the transitions.
+            true_word: see :class:`HumanGames`.
+
+        Raises:
+            FileError: the file holds something else, or colours that the rules do not give.
+        """
+        path = Path(path)
+        text = read_text(path, remedy=_REMEDY)
+        with file_errors(path, "holds something else", _REMEDY, ValueError):
+            file = _File.model_validate_json(text)
+            words = load_words(list(file.transitions))
+            every = (guess for by_code in file.transitions.values() for some in by_code.values() for guess in some)
+            guesses = load_words(list(dict.fromkeys(every)))
+        place = {guess: index for index, guess in enumerate(guesses)}
+        table = torch.full((len(words), len(guesses)), _NO_GUESS, dtype=torch.uint8)
+        for row, by_colours in zip(table, file.transitions.values(), strict=True):
+            for colours, some in by_colours.items():
+                row[[place[guess] for guess in some]] = CODE_OF_SYMBOLS[colours]
+        games = [(answer, [CODE_OF_SYMBOLS[colours] for colours in played]) for answer, played in file.games]
+        for rules in get_args(Rules) if file.rules is None else (file.rules,):
+            given = feedback_table(WordIndex(guesses).letters, WordIndex(words).letters, rules).T
+            wrong = (table != _NO_GUESS) & (table != given)
+            if not wrong.any():
+                human = cls(games, words, rules=rules, true_word=true_word)
+                human._draw_from(guesses, table)
+                return human
+        word, guess = wrong.nonzero()[0].tolist()
+        pair = f"the guess {guesses[guess]!r} and the word {words[word]!r}"
+        raise FileError(path, f"has colours of {pair} which the rules do not give", "make the file again")
 
     def select(self, numbers: Iterable[int]) -> HumanGames:
         """Some of the games, by their numbers, for instance those of a file with a split."""
@@ -317,3 +361,19 @@ class HumanGames(EpisodeSampler):
         task = {"task": "wordle", "words": self.words, "rules": self.rules}
         options = {"true_word": self.true_word, "human_games": len(self.games), "guesses": len(self.guesses)}
         return {**task, **super().notes(), **options, "human_digest": digest}
+
+
+# -- their file --------------------------------------------------------------------------------------------------------
+
+_REMEDY = 'give {"games": [[answer, [colours, ...]], ...], "transitions": {word: {colours: [guess, ...]}}}'
+
+
+Colours = Annotated[str, Field(pattern="^(<[byg]>){5}$")]
+
+
+class _File(Record):
+    """Games, and the guesses that get each colouring for each hidden word."""
+
+    games: list[tuple[str, Annotated[list[Colours], Field(min_length=1, max_length=TRIES)]]]
+    transitions: dict[str, dict[Colours, list[str]]]
+    rules: Rules | None = None
