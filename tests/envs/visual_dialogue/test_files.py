@@ -19,9 +19,17 @@ from tests.envs.visual_dialogue.real_files import (
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.visual_dialogue import DialogueRewards, VisualDialogues, generate_visual_dialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Round
-from torchrl_lang.envs.visual_dialogue.files import ImageFeatures, SplitFiles, read_dialogues, read_reward_cache
+from torchrl_lang.envs.visual_dialogue.files import (
+    ImageFeatures,
+    SplitFiles,
+    read_additional_scenes,
+    read_dialogues,
+    read_reward_cache,
+)
 from torchrl_lang.envs.visual_dialogue.generate import ATTRIBUTES, CAPTIONS, YES_NO
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, is_yes_no
+
+SCENE = {"caption": "a dog", "image": 2, "dialog": [{"question": "is it red?", "answer": "no"}], "rewards": [0.5, 0.1]}
 
 
 def test_dialogues_have_ten_rounds_with_question_marks(tmp_path):
@@ -81,12 +89,14 @@ def test_damaged_dialogues(tmp_path, place, value):
         read_dialogues(write_dialogues(tmp_path / "visdial_0.5_val.json", 2, change=change))
 
 
-def test_other_files_are_no_dialogues(tmp_path):
+def test_other_files_are_not_dialogues_or_scenes(tmp_path):
     path = tmp_path / "d.json"
     for content in (b'{"data": []}', b"[1", b"[]", b"\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00]\x94."):  # a pickle
         path.write_bytes(content)
         with pytest.raises(FileError, match=r"d\.json"):
             read_dialogues(path)
+    with pytest.raises(FileError, match="is not UTF-8 text"):
+        read_additional_scenes(path, images=3)
 
 
 def test_damaged_reward_caches(tmp_path):
@@ -97,6 +107,19 @@ def test_damaged_reward_caches(tmp_path):
         path.write_text(json.dumps(content))
         with pytest.raises(FileError, match=rf"val_reward_cache2\.json .*{found}"):
             read_reward_cache(path, 2)
+
+
+def test_additional_scenes(tmp_path):
+    path = tmp_path / "scenes.json"
+    path.write_text(json.dumps([SCENE, {**SCENE, "dialog": [], "rewards": [0.25]}]))
+    one, none = read_additional_scenes(path, images=3)
+    assert (one.image, one.rewards, one.dialogue.rounds) == (2, (0.5, 0.1), (Round("is it red?", "no"),))
+    assert (none.dialogue.rounds, none.rewards) == ((), (0.25,))
+    for changed, found in (({"image": 3}, "item 0 with image 3 of 3"), ({"rewards": [0.5]}, "1 rewards of 1 rounds"),
+                           ({"stop": True}, r"0\.stop"), ({"dialog": SCENE["dialog"] * 11}, r"0\.dialog")):  # fmt: skip
+        path.write_text(json.dumps([{**SCENE, **changed}]))
+        with pytest.raises(FileError, match=found):
+            read_additional_scenes(path, images=3)
 
 
 @pytest.fixture(params=["hdf5", "npy"])
@@ -219,17 +242,27 @@ def test_dialogues_ask_each_attribute_once_and_none_of_the_caption(tmp_path):
         assert not any(is_yes_no(each["answer"], "conservative") for each in item["dialog"])
 
 
+ENDS = {
+    "caption": "a dog",
+    "image": 1,
+    "dialog": [{"question": "is it red", "answer": "no"}, {"question": "where", "answer": "two"}],
+    "rewards": [0.6, 0.1, 0.15],
+}
+
+
 @pytest.fixture
 def make(tmp_path):
     """Two real-looking dialogues; after each round the percentile rises by a sixteenth, from 0.6."""
     np.save(tmp_path / "images_val.npy", raw_features(2, 8))
 
-    def make(**rewards):
+    def make(*extra, **rewards):
+        (tmp_path / "extra.json").write_text(json.dumps(extra))
         return VisualDialogues(
             write_dialogues(tmp_path / "d.json", 2),
             tmp_path / "images_val.npy",
             "val",
             rewards=write_rewards(tmp_path / "r.json", 2, **rewards),
+            additional=tmp_path / "extra.json",
         )
 
     return make
@@ -267,6 +300,26 @@ def test_agent_stops_has_every_prefix(make):
         assert rewards_of(episode) == [1.125] * rounds + [0.0] * (rounds < 10)
         assert (episode.turns[-1].text == STOP) == (rounds < 10)
         assert episode.terminated
+
+
+def test_additional_scenes_are_appended(make):
+    data = make(ENDS)
+    assert (len(data), len(data.scenes(DialogueRewards()))) == (2, 3)
+    extra = data.scenes(DialogueRewards())[-1]
+    assert (extra.image, extra.dialogue.rounds[0].question) == (1, "is it red?")
+    assert rewards_of(data.episodes(DialogueRewards(penalty="hard"))[-1]) == [-3, 0]
+    episodes = data.episodes(DialogueRewards("agent_stops"))
+    assert len(episodes) == 23
+    assert rewards_of(episodes[-1]) == [0.1, 0.15, 0.0]
+    assert episodes[-1].turns[-1].text == STOP
+
+
+@pytest.mark.parametrize(("mode", "rewards"), [("env_stops", [0.6, 0.1, 0.05]), ("10_stop", ENDS["rewards"])])
+def test_additional_scenes_must_end(make, mode, rewards):
+    data = make(ENDS, {**ENDS, "rewards": rewards})
+    match = "item 0" if mode == "10_stop" else "item 1"
+    with pytest.raises(FileError, match=rf"extra\.json has an {match} that does not end within its rounds"):
+        data.scenes(DialogueRewards(mode))
 
 
 def test_as_many_images_as_dialogues(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,16 +20,25 @@ from torchrl_lang.text.rows import to_rows
 from torchrl_lang.text.tokenizers import Tokenizer
 
 
-def scenes_of(scene: Scene, rewards: DialogueRewards) -> list[Scene]:
+def scenes_of(scene: Scene, rewards: DialogueRewards) -> Iterator[Scene]:
     """The scenes of a dialogue of ten rounds: one, or in mode "agent_stops" eleven.
 
     In mode "env_stops" the dialogue is cut after its first last round. In mode "agent_stops" the agent stops after 0,
     1, ..., 9 rounds, and does not need to after ten. In mode "10_stop" the dialogue stays as it is.
     """
     if rewards.mode == "agent_stops":
-        return [scene.first(rounds, stopped=rounds < ROUNDS) for rounds in range(ROUNDS + 1)]
-    ends = (end for end in range(1, ROUNDS) if rewards.is_last(scene.initial, scene.progress[:end]))
-    return [scene.first(next(ends, ROUNDS))]
+        yield from (scene.first(rounds, stopped=rounds < ROUNDS) for rounds in range(ROUNDS + 1))
+    else:
+        yield ended_scene(scene, rewards)
+
+
+def ended_scene(scene: Scene, rewards: DialogueRewards) -> Scene:
+    """A dialogue of any length up to its end; in mode "agent_stops" a shorter one than ten rounds ends with a stop."""
+    rounds = len(scene.dialogue.rounds)
+    if rewards.mode == "agent_stops":
+        return scene._replace(stopped=rounds < ROUNDS)
+    ends = (end for end in range(1, rounds + 1) if rewards.is_last(scene.initial, scene.progress[:end]))
+    return scene.first(next(ends, rounds))
 
 
 def scene_episode(scene: Scene, rewards: DialogueRewards) -> Episode:
@@ -56,6 +66,7 @@ class VisualDialogues:
         features: the file of image features, see :class:`ImageFeatures`.
         split: "train", "val" or "test": the features ``images_<split>`` of an HDF5 file.
         rewards: a cache of rewards, see :func:`read_reward_cache`; scenes need it.
+        additional: a file of further scenes, see :func:`read_additional_scenes`.
 
     Raises:
         FileError: a file is missing, damaged or does not fit the others; the message names file, item and field.
@@ -71,7 +82,13 @@ class VisualDialogues:
     """
 
     def __init__(
-        self, dialogues: str | Path, features: str | Path, split: str, *, rewards: str | Path | None = None
+        self,
+        dialogues: str | Path,
+        features: str | Path,
+        split: str,
+        *,
+        rewards: str | Path | None = None,
+        additional: str | Path | None = None,
     ) -> None:
         self.dialogues, self.image_ids = files.read_dialogues(dialogues)
         self.features = files.ImageFeatures(features, split)
@@ -79,9 +96,11 @@ class VisualDialogues:
             found = f"holds {len(self.features)} images, but {dialogues} holds {len(self.dialogues)} dialogues"
             raise FileError(features, found, "give the features of the same split, in the same order")
         self.rewards = None if rewards is None else files.read_reward_cache(rewards, len(self.dialogues))
+        self.additional = [] if additional is None else files.read_additional_scenes(additional, len(self.features))
+        self._additional_path = additional
 
     def __len__(self) -> int:
-        """Number of dialogues."""
+        """Number of dialogues, without additional scenes."""
         return len(self.dialogues)
 
     @classmethod
@@ -92,12 +111,20 @@ class VisualDialogues:
         return cls(found.dialogues, found.features, split, rewards=cache)
 
     def scenes(self, rewards: DialogueRewards) -> list[Scene]:
-        """The dialogues cut where they end, in order; see :func:`scenes_of`.
+        """The dialogues cut where they end, in order, then the additional scenes; see :func:`scenes_of`.
 
         Raises:
             ValueError: there is no cache of rewards.
+            FileError: an additional scene does not end.
         """
-        return [scene for number in range(len(self)) for scene in scenes_of(self.scene(number), rewards)]
+        scenes = [scene for number in range(len(self)) for scene in scenes_of(self.scene(number), rewards)]
+        for number, scene in enumerate(self.additional):
+            ended = ended_scene(scene, rewards)
+            if not (ended.stopped or rewards.is_last(ended.initial, ended.progress)):
+                found = f"has an item {number} that does not end within its rounds in mode {rewards.mode!r}"
+                raise FileError(str(self._additional_path), found, "leave it out, or use another mode or cutoff")
+            scenes.append(ended)
+        return scenes
 
     def scene(self, number: int) -> Scene:
         """A dialogue with all its rounds and their rewards.

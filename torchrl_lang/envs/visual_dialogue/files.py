@@ -1,4 +1,4 @@
-"""Read the files of visual dialogues: dialogues and caches of rewards in JSON, and image features."""
+"""Read the files of visual dialogues: dialogues, caches of rewards and further scenes in JSON, and image features."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _NUMBERED = (
     "questions): split test dialogues off from one of these"
 )
 _REWARDS = f"give a list with {1 + ROUNDS} numbers for each dialogue, or compute the cache again"
+_SCENES = 'give a list of {"caption": ..., "image": row, "dialog": [...], "rewards": [1 + number of rounds numbers]}'
 
 
 class SplitFiles(NamedTuple):
@@ -125,8 +126,17 @@ class _Numbered(_Part):
     data: _NumberedData
 
 
+class _Scene(_Part):
+    model_config = ConfigDict(extra="forbid")
+    caption: str
+    image: Annotated[int, Field(ge=0)]
+    dialog: Annotated[list[_Texts], Field(max_length=ROUNDS)]
+    rewards: list[float]
+
+
 _ITEMS = TypeAdapter(Annotated[list[_Item[_Texts]], Field(min_length=1)])
 _NUMBERED_ITEMS = TypeAdapter(_Numbered)
+_SCENE_LIST = TypeAdapter(list[_Scene])
 _Row = Annotated[list[float], Field(min_length=1 + ROUNDS, max_length=1 + ROUNDS)]
 _CACHE = TypeAdapter(list[_Row], config=_Part.model_config)
 
@@ -170,6 +180,25 @@ def read_reward_cache(path: str | Path, dialogues: int) -> list[tuple[float, ...
     if len(rows) != dialogues:
         raise FileError(path, f"holds the rewards of {len(rows)} dialogues, expected {dialogues}", _REWARDS)
     return [tuple(row) for row in rows]
+
+
+def read_additional_scenes(path: str | Path, images: int) -> list[Scene]:
+    """Further dialogues about the images of a split, such as those of a policy, with 0 to 10 rounds.
+
+    The ILQL paper's code stores them as pickles, which are never read. Here the file is a JSON list of
+    ``{"caption": ..., "image": row of the features, "dialog": [{"question": ..., "answer": ...}, ...],
+    "rewards": [initial value, change in each round]}``.
+
+    Raises:
+        FileError: the file cannot be read or a scene is not of this form.
+    """
+    scenes = []
+    for number, item in enumerate(_parsed(_SCENE_LIST, path, _SCENES)):
+        if item.image >= images or len(item.rewards) != 1 + len(item.dialog):
+            found = f"image {item.image} of {images} and {len(item.rewards)} rewards of {len(item.dialog)} rounds"
+            raise FileError(path, f"has an item {number} with {found}", _SCENES)
+        scenes.append(Scene(_dialogue(item.caption, item.dialog), item.image, tuple(item.rewards)))
+    return scenes
 
 
 def _parsed(expected: TypeAdapter[Any], path: str | Path, remedy: str, text: str | None = None) -> Any:

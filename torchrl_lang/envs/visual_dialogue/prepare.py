@@ -15,7 +15,7 @@ from pydantic import Field
 from tqdm import tqdm
 
 from torchrl_lang._files import Record, folder_lock, remove_leftovers
-from torchrl_lang.envs.visual_dialogue.data import VisualDialogues, scenes_of
+from torchrl_lang.envs.visual_dialogue.data import VisualDialogues, ended_scene
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, DialogueModels, Measure
 from torchrl_lang.envs.visual_dialogue.files import ROUNDS, ImageFeatures, SplitFiles, read_reward_cache
 from torchrl_lang.envs.visual_dialogue.generate import generate_visual_dialogues
@@ -223,7 +223,7 @@ def _prepare(options: PrepareVisualDialogue, prepared: PreparedFolder) -> None:
     pool = found[POOL]
     pool.rewards = read_reward_cache(files[POOL].rank_rewards, len(pool))
     progress = torch.tensor(pool.rewards, dtype=torch.float64)  # [N, 11]
-    ends = [len(scenes_of(pool.scene(number), DialogueRewards())[0].progress) for number in range(len(pool))]
+    ends = [len(ended_scene(pool.scene(number), DialogueRewards()).progress) for number in range(len(pool))]
     _Figures(
         dialogues={split: len(data) for split, data in found.items()},
         action_length=tokens.action_length,
