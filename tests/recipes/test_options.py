@@ -227,7 +227,10 @@ def train(*more):
         (["generate", "wordle", "--out", "x", "--words", "0"], "number of words must lie in [1, "),
         (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "no/file.txt is missing"),
         (["generate", "textworld", "--out", "x", "--level", "301"], "no --level 301 of coin_collector"),
-        (["generate", "textworld", "--out", "x", "--world", "w2"], "no --world w2 of coin_collector: write --kind custom"),
+        (
+            ["generate", "textworld", "--out", "x", "--world", "w2"],
+            "no --world w2 of coin_collector: write --kind custom",
+        ),
         (["trian"], "There is no command 'trian' after `python -m torchrl_lang`; did you mean train?"),
         (["train", "ilq"], "did you mean ilql?"),
         (["generate", "wordl"], "did you mean wordle?"),

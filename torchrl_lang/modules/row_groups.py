@@ -67,13 +67,11 @@ def equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:
     return [(rows, max(int(length[rows[-1]]), 1)) for rows in length.argsort().chunk(count)]
 
 
-def in_groups(
-    read: Callable[[Tensor | None, int], tuple[Tensor, ...]], groups: list[tuple[Tensor, int]], width: int
-) -> tuple[Tensor, ...]:
+def in_groups(read: Callable[[Tensor | None, int], Tensor], groups: list[tuple[Tensor, int]], width: int) -> Tensor:
     """Joins the states that ``read`` gives for each group, in the order of the rows.
 
     Args:
-        read: ``(rows, w) -> states``, each ``[M, w, H]``, for rows int64 ``[M]`` and their width; rows None for all.
+        read: ``(rows, w) -> states`` ``[M, w, H]`` for rows int64 ``[M]`` and their width; rows None for all.
         groups: see :func:`length_groups`.
         width: ``T``.
 
@@ -85,19 +83,16 @@ def in_groups(
         >>> from torchrl_lang.modules.row_groups import in_groups
         >>> tokens = torch.tensor([[5, 0], [6, 7]])
         >>> groups = [(torch.tensor([1]), 2), (torch.tensor([0]), 1)]
-        >>> in_groups(lambda rows, w: (tokens[rows, :w, None],), groups, 2)[0].squeeze(-1)
+        >>> in_groups(lambda rows, w: tokens[rows, :w, None], groups, 2).squeeze(-1)
         tensor([[5, 0],
                 [6, 7]])
     """
     one = len(groups) == 1
-    parts = [
-        [F.pad(state, (0, 0, 0, width - longest)) for state in read(None if one else rows, longest)]
-        for rows, longest in groups
-    ]
+    read_groups = ((read(None if one else rows, longest), width - longest) for rows, longest in groups)
+    parts = [F.pad(states, (0, 0, 0, beyond)) for states, beyond in read_groups]
     if one:
-        return tuple(parts[0])
-    back = torch.cat([rows for rows, _ in groups]).argsort()
-    return tuple(torch.cat(states).index_select(0, back) for states in zip(*parts, strict=True))
+        return parts[0]
+    return torch.cat(parts).index_select(0, torch.cat([rows for rows, _ in groups]).argsort())
 
 
 def _cuts(width: list[int], rows: list[int], call: int) -> list[int]:
