@@ -92,13 +92,13 @@ def language_model(seed):
 
 
 @functools.cache
-def first_actor(seed, **options):
-    return language_actor(copy.deepcopy(language_model(seed)), **options)
+def first_actor(seed):
+    return language_actor(copy.deepcopy(language_model(seed)))
 
 
-def make_actor(seed=0, **options):
+def make_actor(seed=0):
     """A copy: that the model is causal is found out once."""
-    return copy.deepcopy(first_actor(seed, **options))
+    return copy.deepcopy(first_actor(seed))
 
 
 def make_heads(seed=1, kind="mlp"):

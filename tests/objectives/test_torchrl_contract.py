@@ -12,6 +12,7 @@ as buffers, since weights are plain numbers; weights of a prioritized sampler, w
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, replace
 
 import pytest
@@ -167,18 +168,26 @@ def test_modules_run_deterministically(make, rows):
 
 @pytest.mark.parametrize(("update", "steps"), [(HardUpdate, 2), (SoftUpdate, 1)])
 def test_target_updaters(make, rows, update, steps):
-    """``test_updater`` and ``test_*_batcher``: networks follow the parameters, targets the updater alone."""
+    """``test_updater`` and ``test_*_batcher``: networks follow the parameters, targets the updater alone.
+
+    Also of a copy of a loss in training, whose targets do not become trainable; and they are what the loss reads.
+    """
     loss, options = make(), {"value_network_update_interval": steps - 1} if update is HardUpdate else {"eps": 0.5}
     if not targets(loss):
         with pytest.raises(RuntimeError, match="Did not find any target parameters or buffers"):
             update(loss, **options)
         return
+    loss(rows)
+    loss = copy.deepcopy(loss)
+    assert not any(leaf.requires_grad for params in targets(loss).values() for leaf in params.values(True, True))
     updater, old = update(loss, **options), {name: params.clone() for name, params in targets(loss).items()}
     given = [
         (parameter, parameter.clone()) for name in networks_of(loss) for parameter in getattr(loss, name).parameters()
     ]
     moved(loss)
     assert all((parameter != before).all() for parameter, before in given)
+    read = next((key for key in ("target_qvalue", "td_target", "candidate_value") if key in loss.out_keys), None)
+    found = None if read is None else loss(rows)[read]
     for step in range(steps):
         for name, params in targets(loss).items():
             assert_allclose_td(params.data, old[name].data, msg=f"after {step} steps")
@@ -187,7 +196,8 @@ def test_target_updaters(make, rows, update, steps):
         source, keep = getattr(loss, name.removeprefix("target_")), 0.0 if update is HardUpdate else 0.5
         for key, value in params.items(True, True):
             torch.testing.assert_close(value.data, keep * old[name][key].data + (1 - keep) * source[key].data)
-    loss(rows)
+    out = loss(rows)
+    assert read is None or not torch.allclose(out[read], found)
 
 
 def test_masks(make, rows):
