@@ -23,7 +23,7 @@ from torchrl_lang.modules.hugging_face import (
     depends_on_length,
     eval_mode,
 )
-from torchrl_lang.modules.row_groups import SharedPrefix, equal_groups, in_groups, shared_prefix
+from torchrl_lang.modules.row_groups import SharedPrefix, equal_groups, shared_prefix
 from torchrl_lang.modules.row_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, FROZEN_STATES, TOKENS
@@ -327,9 +327,14 @@ class Trunk(nn.Module):
         if length is None or groups == 1 or tokens.shape[0] < 2:
             return read(tokens, None)
         found = best_groups(length) if groups == "auto" else equal_groups(length, groups)
-        return in_groups(
-            lambda rows, w: read(tokens[:, :w] if rows is None else tokens[rows, :w], rows), found, tokens.shape[1]
-        )
+
+        def padded(states: Tensor) -> Tensor:
+            return nn.functional.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1]))
+
+        if len(found) == 1:  # all rows, in their order
+            return padded(read(tokens[:, : found[0][1]], None))
+        parts = [padded(read(tokens[rows, :longest], rows)) for rows, longest in found]
+        return torch.cat(parts).index_select(0, torch.cat([rows for rows, _ in found]).argsort())
 
     def _in_step(self, tokens: Tensor) -> bool:
         """Whether the number of passes must not depend on the tokens.
