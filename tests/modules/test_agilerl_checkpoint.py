@@ -83,7 +83,7 @@ def test_it_decodes_with_a_cache_and_checkpoints_its_gradients(tmp_path):
         trunk, cache = Trunk(lm), RowCache(len(TOKENS))
         assert trunk.cache_obstacle is None
         cache.extend(trunk, TOKENS[None, :5])
-        (rest,) = cache.extend(trunk, TOKENS[None, 5:], torch.arange(5, len(TOKENS))[None])
+        rest = cache.extend(trunk, TOKENS[None, 5:], torch.arange(5, len(TOKENS))[None])
         whole = trunk(TOKENS[None])
         torch.testing.assert_close(rest, whole[:, 5:])
         assert transformer_blocks(lm) is lm.transformer.gpt.h

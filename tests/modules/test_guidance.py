@@ -137,7 +137,7 @@ FILTERS = [{"top_k": 4, "top_p": 0.6}, {"top_k": 1}, {"min_p": 0.1}, {"top_k": 5
 def make_states(prefix=""):
     torch.manual_seed(1)
     states = {"logits": 2 * torch.randn(N, V)}
-    return states | {prefix + name: torch.randn(N, WIDTH) for name in ("hidden", "hidden_pre_norm")}
+    return states | {f"{prefix}hidden": torch.randn(N, WIDTH)}
 
 
 def by_the_whole_table(rule, states):
@@ -158,7 +158,7 @@ def assert_same(rule, states):
 
 @pytest.mark.parametrize(("options", "filters"), list(itertools.product(GUIDED, FILTERS)), ids=str)
 def test_same_numbers_as_the_whole_table(options, filters):
-    both = heads(vocab_size=V, kind="residual" if "clip" in options else "mlp")
+    both = heads(vocab_size=V, kind="deep" if "clip" in options else "mlp")
     rule = NextTokenDistribution([3, 11], vocab_size=V - 40, **filters, guidance=ValueGuidance(*both, **options))
     states = make_states()
     states["logits"][0, [3, 11, V - 1]] = 50.0  # forbidden ones would be first

@@ -49,7 +49,7 @@ def loss_and_gradients(loss, batch):
 def test_losses_references_and_gradients_are_those_without(kind, monkeypatch):
     use_exact_norms(monkeypatch)
     lm = sliding_lm(kind) if kind == "olmo3" else tiny_lm(kind).double()
-    actor = language_actor(lm, expose_pre_norm=True)
+    actor = language_actor(lm)
     train_top_layers(actor, 1)
     policy = UtteranceActor(actor, CONTROL, 30)
     loss = BCLoss(policy, transition_weight=0.5, kl_weight=0.3, reference=frozen_copy(policy))

@@ -308,9 +308,9 @@ def test_reading_in_pieces_equals_reading_at_once(kind):
     trunk = Trunk(tiny_lm(kind) if kind in KINDS else causal_lm(kind, **other).eval())
     assert trunk.cache_obstacle is None
     tokens, cache = torch.randint(6, (3, 12)), RowCache(15)
-    pieces = [cache.extend(trunk, tokens[:, :4])[0]]
+    pieces = [cache.extend(trunk, tokens[:, :4])]
     for start, end in ((4, 5), (5, 12)):
-        pieces += cache.extend(trunk, tokens[:, start:end], torch.arange(start, end).expand(3, -1))
+        pieces.append(cache.extend(trunk, tokens[:, start:end], torch.arange(start, end).expand(3, -1)))
     torch.testing.assert_close(torch.cat(pieces, 1), trunk(tokens), atol=1e-5, rtol=1e-5)
 
 
@@ -323,5 +323,5 @@ def test_weights_of_mixed_dtypes():
     assert trunk.model.dtype == torch.bfloat16
     with torch.no_grad():
         cache.extend(trunk, row[:, :4])
-        (hidden,) = cache.extend(trunk, row[:, 4:], torch.tensor([[4, 5]]).expand(2, 2))
+        hidden = cache.extend(trunk, row[:, 4:], torch.tensor([[4, 5]]).expand(2, 2))
         torch.testing.assert_close(hidden, trunk(row)[:, 4:], rtol=1e-4, atol=1e-5)

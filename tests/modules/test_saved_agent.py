@@ -116,15 +116,14 @@ def values_of_their_own(head):
     if head == "utterance":
         return UtteranceValueGuidance(UtteranceQValueHead(16), value_trunk=Trunk(lm))
     qvalue, value = heads()
-    if head == "residual":
-        qvalue, value = QValueHead(16, TOKENIZER.vocab_size, kind="residual"), ValueHead(16, kind="residual")
+    if head == "deep":
+        qvalue, value = QValueHead(16, TOKENIZER.vocab_size, kind="deep"), ValueHead(16, kind="deep")
     if head == "output":
         lm = causal_lm("llama", vocab_size=TOKENIZER.vocab_size, layers=1, width=16, heads=2, max_length=40)
         qvalue = TiedQValueHead(16, lm.get_output_embeddings())
     with torch.no_grad():
         qvalue.out_weight.normal_()  # heads begin near zero
-    trunk = Trunk(lm, expose_pre_norm=head == "residual")
-    return ValueGuidance(qvalue, value, beta=2.0, clip=1.5, value_trunk=trunk)
+    return ValueGuidance(qvalue, value, beta=2.0, clip=1.5, value_trunk=Trunk(lm))
 
 
 class Normed(nn.Module):
@@ -144,15 +143,14 @@ def guided(kind):
     if kind == "given utterance":
         return UtteranceValueGuidance(Normed(1)), {"qvalue": Normed(1)}
     if kind == "given on a trunk":
-        trunk = Trunk(tiny_lm(seed=5), expose_pre_norm=True)
-        q = TensorDictModule(Normed(), in_keys=["hidden_pre_norm"], out_keys=["action_value"])
-        return ValueGuidance(q, value, beta=2.0, clip=1.5, value_trunk=trunk), {"qvalue": Normed(), "value": Normed(1)}
+        q, options = TensorDictModule(Normed(), ["hidden"], ["action_value"]), {"value_trunk": Trunk(tiny_lm(seed=5))}
+        return ValueGuidance(q, value, beta=2.0, clip=1.5, **options), {"qvalue": Normed(), "value": Normed(1)}
     if kind == "given":
         return ValueGuidance(Normed(), heads()[1], beta=2.0, clip=1.5), {"qvalue": Normed()}
     return (None if kind == "value" else values_of_their_own(kind)), {}
 
 
-OWN, GIVEN = ("mlp", "residual", "output", "utterance", "likelihood"), ("given", "given on a trunk", "given utterance")
+OWN, GIVEN = ("mlp", "deep", "output", "utterance", "likelihood"), ("given", "given on a trunk", "given utterance")
 
 
 @pytest.mark.parametrize("kind", [*OWN, *GIVEN, "value"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import pickle
 import re
@@ -17,28 +16,12 @@ from torch import nn
 from torch.distributions import Categorical
 from transformers import GPT2Model
 
-from tests.modules.toys import CONTROL, KINDS, WIDTH, rows, tiny_lm, without_blocks
+from tests.modules.toys import KINDS, WIDTH, rows, tiny_lm, without_blocks
 from torchrl_lang.modules import Trunk, causal_lm, language_actor
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.row_groups import length_groups
-from torchrl_lang.modules.trunk import trunk_module
 
 groups_module = importlib.import_module("torchrl_lang.modules.row_groups")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pre_norm_is_the_input_of_the_final_norm_and_that_of_a_copy_its_own(kind):
-    batch, trunk = rows(), Trunk(tiny_lm(kind), expose_pre_norm=True)
-    hidden, pre_norm = trunk(batch["tokens"], batch["attention_mask"])
-    norm = trunk.model.ln_f if kind == "gpt2" else trunk.model.norm
-    torch.testing.assert_close(norm(pre_norm), hidden)
-    assert not torch.allclose(pre_norm, hidden)
-    torch.testing.assert_close(trunk_module(trunk)(batch.clone())["hidden_pre_norm"], pre_norm)
-    twin = copy.deepcopy(trunk)
-    with torch.no_grad():
-        for parameter in trunk.parameters():
-            parameter.zero_()
-    torch.testing.assert_close(twin(batch["tokens"], batch["attention_mask"]), (hidden, pre_norm))
 
 
 WAYS = {
@@ -58,15 +41,13 @@ def test_the_way_rows_are_read_changes_no_state_and_no_gradient(way, monkeypatch
     kind, groups, change = WAYS[way]
     lm, batch, found = tiny_lm(kind, layers=1 if way == "compiled" else 2), rows(n=6).reshape(2, 3), []
     for changed in (False, True):
-        trunk = Trunk(lm, expose_pre_norm=True, length_groups=groups if changed else 1).train()
+        trunk = Trunk(lm, length_groups=groups if changed else 1).train()
         if changed:
             change(trunk)
         lm.zero_grad()
-        states = [state[batch["attention_mask"]] for state in trunk(batch["tokens"], batch["attention_mask"])]
-        sum(state.square().sum() for state in states).backward()
-        found.append(
-            [*(state.detach() for state in states), *(p.grad.clone() for p in trunk.parameters() if p.grad is not None)]
-        )
+        states = trunk(batch["tokens"], batch["attention_mask"])[batch["attention_mask"]]
+        states.square().sum().backward()
+        found.append([states.detach(), *(p.grad.clone() for p in trunk.parameters() if p.grad is not None)])
     for plain, other in zip(*found, strict=True):
         torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-4)
 
@@ -80,15 +61,6 @@ def test_rows_of_like_lengths_are_read_together(groups, widths, monkeypatch):
     length = torch.tensor([3, 12, 2, 11])
     trunk(torch.zeros(4, 12, dtype=torch.int64), torch.arange(12) < length[:, None])
     assert sorted(read) == widths
-
-
-def test_a_final_norm_of_another_name_or_none():
-    lm = causal_lm("opt", vocab_size=9, layers=1, width=8, heads=2, max_length=16, pad=CONTROL.pad)
-    hidden, pre_norm = Trunk(lm, expose_pre_norm=True)(torch.ones(1, 5).long())
-    torch.testing.assert_close(lm.base_model.decoder.final_layer_norm(pre_norm), hidden)
-    lm.base_model.decoder.final_layer_norm = None
-    with pytest.raises(ValueError, match="OPTModel has no final norm to expose"):
-        Trunk(lm, expose_pre_norm=True)
 
 
 def test_which_models_can_be_read_piece_by_piece():

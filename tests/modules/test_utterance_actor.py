@@ -166,12 +166,7 @@ def test_values_are_those_of_a_pass_over_the_whole_row(kind, method):
         assert lengths.min() < K <= lengths.max()
 
 
-def test_residual_heads_and_an_own_value_trunk():
-    actor = language_actor(tiny_lm(), expose_pre_norm=True)
-    value = heads(kind="residual")[1]
-    cached, uncached = (UtteranceActor(actor, CONTROL, K, value=value, seed=3, cached=c)(rows()) for c in (True, False))
-    torch.testing.assert_close(cached["state_value"], uncached["state_value"], equal_nan=True, **CLOSE)
-    # The guidance may have a trunk of its own; the value is always of the actor's states.
+def test_the_value_is_of_the_actors_states_also_where_the_guidance_has_an_own_trunk():
     guided = valued(guidance=guidance(value_trunk=Trunk(tiny_lm(seed=5))))
     said = guided(rows())
     with torch.no_grad():

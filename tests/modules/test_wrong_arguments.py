@@ -49,7 +49,11 @@ WRONG = [
     (guided(module(Q, "q")), ValueError, "qvalue must write 'action_value'"),
     (guided(Q, Q), ValueError, "a QValueHead does not"),
     (guided(Q, beta=float("nan")), ValueError, r"beta must lie in \(-inf, inf\), got nan"),
-    (lambda: policy(value=ValueHead(WIDTH, kind="residual")), KeyError, "ValueHead reads 'hidden_pre_norm'"),
+    (
+        lambda: policy(value=TensorDictModule(STATE, ["h"], ["state_value"])),
+        KeyError,
+        "ValueHead reads 'h' but .* writes",
+    ),
     (lambda: policy(forbidden=[3, V]), ValueError, r"got \[12\]"),
     (lambda: policy(forbidden=range(V)), ValueError, "leave a token to write"),
     (lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K), ValueError, "12 ids, the model only 9"),

@@ -92,13 +92,13 @@ def language_model(seed):
 
 
 @functools.cache
-def first_actor(seed, **options):
-    return language_actor(copy.deepcopy(language_model(seed)), **options)
+def first_actor(seed):
+    return language_actor(copy.deepcopy(language_model(seed)))
 
 
-def make_actor(seed=0, **options):
+def make_actor(seed=0):
     """A copy: that the model is causal is found out once."""
-    return copy.deepcopy(first_actor(seed, **options))
+    return copy.deepcopy(first_actor(seed))
 
 
 def make_heads(seed=1, kind="mlp"):
@@ -111,7 +111,7 @@ def make_heads(seed=1, kind="mlp"):
 
 
 def make_ilql(kind="mlp", **options):
-    return ILQLLoss(make_actor(expose_pre_norm=kind == "residual"), *make_heads(kind=kind), **options)
+    return ILQLLoss(make_actor(), *make_heads(kind=kind), **options)
 
 
 def make_tied(**options):
@@ -297,7 +297,7 @@ LOSSES = {
     "ilql-tied": make_tied,
     "utterance-ilql-weighted": partial(make_utterance_ilql, advantage_temperature=0.7, transition_weight=0.1),
     "ilql-all-terms-in-pieces": partial(
-        make_ilql, "residual", margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda",
+        make_ilql, "deep", margin_weight=0.3, advantage_temperature=0.7, transition_weight=0.1, target="lambda",
         cql_temperature=0.8, logits_chunk=3,
     ),
     "ilql-own-trunks": partial(own_trunk, make_ilql, target_trunk=True, cql_weight=0.0),

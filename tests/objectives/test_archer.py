@@ -223,7 +223,7 @@ def tabular(env):
     return policy, ArCHerLoss(policy, Table(size, 2), Table(size, 1), value_trunk=trunk, gamma=GAMMA)
 
 
-def train_critic(critic, policy, games, steps, lr=0.1, draws=512):
+def train_critic(critic, policy, games, steps, lr=0.1, draws=256):
     played, drawn = (row_buffer(rows, 64, seed=0) for rows in (games, draw_utterances(policy, games, draws)))
     parameters = nn.ModuleList([critic.qvalue_network_params, critic.value_network_params])
     options = {"steps": steps, "target_updater": SoftUpdate(critic, tau=0.2)}
@@ -239,10 +239,10 @@ def test_values_are_those_of_the_policy_though_another_played(env):
     table = policy.decoder.actor[1].module.rows.data
     for place in starts(env):
         table[place, letters] = CHANCES.log()
-    games = [env.rollout(64, Wanderer(env.tokenizer), break_when_any_done=False) for _ in range(8)]
+    games = [env.rollout(64, Wanderer(env.tokenizer), break_when_any_done=False) for _ in range(4)]
     rows = torch.cat([rows_from_rollout(steps, unfinished="drop") for steps in games])
-    train_critic(critic, policy, rows, 200)
-    train_critic(critic, policy, rows, 150, lr=0.01, draws=4096)
+    train_critic(critic, policy, rows, 120, draws=512)
+    train_critic(critic, policy, rows, 100, lr=0.01, draws=2048)
     here, value = torch.arange(LENGTH - 1), torch.zeros(LENGTH)
     after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)  # of l, r and nothing
     for _ in range(200):
@@ -259,9 +259,9 @@ def test_it_learns_the_shortest_walk(env):
     loss, games = PPOLoss(policy, aggregation=1), LatestRows(1000)
     optimizer, returns = adamw(loss, 0.1), []
     for _ in range(10):
-        fresh = rows_from_rollout(env.rollout(64, policy, break_when_any_done=False), unfinished="truncate")
+        fresh = rows_from_rollout(env.rollout(24, policy, break_when_any_done=False), unfinished="truncate")
         returns.append(fresh["token_reward"].sum(-1).mean().item())
-        train_critic(critic, policy, games.extend(fresh).rows, 40)
+        train_critic(critic, policy, games.extend(fresh).rows, 25)
         drawn = row_buffer(critic.estimate(draw_utterances(policy, games.rows, 256)), 64, seed=0)
         for _ in train_steps(loss, drawn.sample, optimizer, steps=4):
             pass

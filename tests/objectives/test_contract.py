@@ -10,7 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, assert_allclose_td
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
-from torchrl.objectives import SoftUpdate, ValueEstimators
+from torchrl.objectives import ValueEstimators
 from torchrl.objectives.value import GAE, TD0Estimator
 from transformers import GPT2Model
 
@@ -223,27 +223,6 @@ def test_states_and_copies(make_loss, rows):
     assert_same(loss(rows), before, rtol=0, atol=0)
     other.load_state_dict(loss.state_dict())
     assert_same(other(rows), before, rtol=0, atol=0)
-
-
-def test_target_parameters_do_not_become_trainable(make_loss, rows):
-    """An updater can be made, for a copy of a loss in training too, and moves what the loss reads."""
-    loss = make_loss()
-    if not any(name.startswith("target_q") for name, _ in loss.named_children()):
-        pytest.skip("no targets")
-    loss(rows)
-    loss = copy.deepcopy(loss)
-    names = [name for name, _ in loss.named_children() if name.startswith("target_")]
-    targets = [leaf for name in names for leaf in getattr(loss, name).values(True, True)]
-    assert targets
-    assert not any(leaf.requires_grad for leaf in targets)
-    updater = SoftUpdate(loss, tau=0.5)
-    with torch.no_grad():
-        for parameter in loss.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    read = next(key for key in ("target_qvalue", "td_target", "candidate_value") if key in loss.out_keys)
-    before = loss(rows)[read]
-    updater.step()
-    assert not torch.allclose(loss(rows)[read], before)
 
 
 def networks_of(loss):

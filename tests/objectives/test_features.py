@@ -57,18 +57,15 @@ def masked(rows):
 
 def read_one_by_one(trunk, tokens, attention_mask=None, features=None, features_mask=None):
     """What a trunk writes, by a plain loop over rows and the language model alone."""
-    out = [torch.zeros(*tokens.shape, WIDTH) for _ in range(1 + trunk.expose_pre_norm)]
+    out = torch.zeros(*tokens.shape, WIDTH)
     words = trunk.model.get_input_embeddings()
     for row in range(tokens.shape[0]):
         ids = tokens[row][attention_mask[row]]
         shown = features[row] if features_mask is None else features[row][features_mask[row]]
         embedded = words(ids) if trunk.returns is None else trunk.returns.embed(ids, words, trunk.vocab_size)
         whole = torch.cat([trunk.features.project(shown), embedded])
-        states = [trunk.model(inputs_embeds=whole[None]).last_hidden_state]
-        kept, trunk._pre_norm = trunk._pre_norm, None
-        for one, state in zip(out, [*states, kept], strict=False):
-            one[row, : len(ids)] = state[0, len(shown) :]
-    return tuple(out) if trunk.expose_pre_norm else out[0]
+        out[row, : len(ids)] = trunk.model(inputs_embeds=whole[None]).last_hidden_state[0, len(shown) :]
+    return out
 
 
 def test_numbers_and_gradients_are_those_of_rows_read_one_by_one(make_loss, masked, monkeypatch):

@@ -150,5 +150,6 @@ def test_a_detached_policy_leaves_the_trunk_alone():
 
 
 def test_a_head_without_its_input_is_told_where_it_comes_from(rows):
-    with pytest.raises(KeyError, match="expose_pre_norm=True"):
-        ILQLLoss(make_actor(), *make_heads(kind="residual"))(rows)
+    qvalue = TensorDictModule(make_heads()[0].module, ["state"], ["action_value"])
+    with pytest.raises(KeyError, match=r"state.*The trunk must write it"):
+        ILQLLoss(make_actor(), qvalue, make_heads()[1])(rows)

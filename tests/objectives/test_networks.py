@@ -23,7 +23,7 @@ from tests.objectives.conftest import (
     rows_for,
     total,
 )
-from torchrl_lang.modules import QValueHead, UtteranceQValueHead, ValueHead, qvalue_module
+from torchrl_lang.modules import QValueHead, UtteranceQValueHead, ValueHead
 from torchrl_lang.objectives import BCQLoss, CHAILoss, CQLLoss, ILQLLoss, OREOLoss, PPOLoss, PsiLoss, UtteranceILQLLoss
 from torchrl_lang.transforms import frozen_copy
 
@@ -167,17 +167,16 @@ def own_trunk():
     return {"value_trunk": with_dropout(make_actor(seed=3)[0], 0.5), "target_trunk": True, "detach_qvalue": True}
 
 
-def head_alone(kind, head):
-    return kind(make_actor(expose_pre_norm=True), qvalue_module(moved(head, 1)), make_heads()[1])
+def head_alone(kind, width):
+    """A loss of a head that applies dropout."""
+    return kind(make_actor(), nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, width)), make_heads()[1])
 
 
 MAKE = {
     "trunk of ilql": lambda: make_ilql(**own_trunk()),
     "trunk of psi": lambda: make_psi(**own_trunk()),
-    "head of ilql": lambda: head_alone(ILQLLoss, QValueHead(WIDTH, VOCAB, kind="residual", dropout=0.5)),
-    "head of utterances": lambda: head_alone(
-        UtteranceILQLLoss, UtteranceQValueHead(WIDTH, kind="residual", dropout=0.5)
-    ),
+    "head of ilql": lambda: head_alone(ILQLLoss, VOCAB),
+    "head of utterances": lambda: head_alone(UtteranceILQLLoss, 1),
 }
 
 

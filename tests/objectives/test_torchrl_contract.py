@@ -12,6 +12,7 @@ as buffers, since weights are plain numbers; weights of a prioritized sampler, w
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, replace
 
 import pytest
@@ -27,7 +28,7 @@ from tests.objectives.conftest import LOSSES, losses_of, make_cql, make_ppo, row
 from tests.objectives.test_contract import assert_same, networks_of
 from torchrl_lang import objectives
 from torchrl_lang.algorithm_distillation import ADLoss
-from torchrl_lang.objectives import ArCHerLoss, CHAILoss, OREOLoss, UtteranceILQLLoss
+from torchrl_lang.objectives import ArCHerLoss, CHAILoss, OREOLoss, QSFTLoss, UtteranceILQLLoss
 from torchrl_lang.objectives.base import RowLoss
 from torchrl_lang.objectives.preference import PreferenceLoss
 
@@ -167,7 +168,10 @@ def test_modules_run_deterministically(make, rows):
 
 @pytest.mark.parametrize(("update", "steps"), [(HardUpdate, 2), (SoftUpdate, 1)])
 def test_target_updaters(make, rows, update, steps):
-    """``test_updater`` and ``test_*_batcher``: networks follow the parameters, targets the updater alone."""
+    """``test_updater`` and ``test_*_batcher``: networks follow the parameters, targets the updater alone.
+
+    The targets of a copy of a loss in training do not become trainable, and are what it reads.
+    """
     loss, options = make(), {"value_network_update_interval": steps - 1} if update is HardUpdate else {"eps": 0.5}
     if not targets(loss):
         with pytest.raises(RuntimeError, match="Did not find any target parameters or buffers"):
@@ -188,6 +192,16 @@ def test_target_updaters(make, rows, update, steps):
         for key, value in params.items(True, True):
             torch.testing.assert_close(value.data, keep * old[name][key].data + (1 - keep) * source[key].data)
     loss(rows)
+    twin = copy.deepcopy(loss)
+    assert not any(leaf.requires_grad for params in targets(twin).values() for leaf in params.values(True, True))
+    updater = update(twin, **options)
+    if not isinstance(twin, QSFTLoss):  # weights this large leave its target the same
+        moved(twin)
+        read = next(key for key in ("target_qvalue", "td_target", "candidate_value") if key in twin.out_keys)
+        before = twin(rows)[read]
+        for _ in range(steps):
+            updater.step()
+        assert not torch.allclose(twin(rows)[read], before)
 
 
 def test_masks(make, rows):

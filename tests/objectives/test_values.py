@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 OPTIONS = [
     {},
     {"margin_weight": 0.4, "margin": 0.2, "cql_temperature": 0.6},
-    {"cql_weight": 0.0, "margin_weight": 1.0, "kind": "residual"},
+    {"cql_weight": 0.0, "margin_weight": 1.0, "kind": "deep"},
     {"detach_qvalue": True, "detach_actor": True, "margin_weight": 0.4},
     {"advantage_temperature": 0.8, "transition_weight": 0.3, "actor_normalizer": "action"},
     {"qvalue_weight": 0.0, "value_weight": 0.0, "actor_weight": 0.0},

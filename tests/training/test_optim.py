@@ -22,7 +22,7 @@ def test_only_matrices_decay_and_nothing_is_taken_twice():
     assert [id(p) for p in decayed["params"]] == [id(net["body"].weight)]
     expected = [net["wte"].weight, *net["norm"].parameters(), net["body"].bias]
     assert [id(p) for p in others["params"]] == [id(p) for p in expected]
-    head = QValueHead(4, 5, kind="residual")  # the norms of stacked heads do not decay
+    head = QValueHead(4, 5, kind="deep")  # the norms of stacked heads do not decay
     names = {id(p): name for name, p in head.named_parameters()}
     decayed, others = ({names[id(p)] for p in group["params"]} for group in adamw(head, 1e-3).param_groups)
     assert decayed == {"in_weight", "mid_weight", "out_weight"}

@@ -83,7 +83,17 @@ class PromptedPolicy(nn.Module):
         self.actor.observe(reward, done, terminated)
 
 
-class RandomPolicy(nn.Module):
+class _WithoutContext(nn.Module):
+    """A policy that keeps nothing of what happened."""
+
+    def begin(self, streams: int) -> None:
+        """Nothing is stored."""
+
+    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
+        """Nothing is stored."""
+
+
+class RandomPolicy(_WithoutContext):
     """Uniform actions: what a policy earns without any information.
 
     Args:
@@ -104,18 +114,12 @@ class RandomPolicy(nn.Module):
         super().__init__()
         self.n_actions, self.random = n_actions, RandomStream(seed)
 
-    def begin(self, streams: int) -> None:
-        """Nothing is stored."""
-
     def act(self, observation: Tensor) -> Tensor:
         """Uniform actions, int64 ``[N]``."""
         return self.random.below(torch.full(observation.shape[:1], self.n_actions, device=observation.device))
 
-    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
-        """Nothing is stored."""
 
-
-class OptimalPolicy(nn.Module):
+class OptimalPolicy(_WithoutContext):
     """An expert that reads the hidden task of the environment: what can be earned at most.
 
     Args:
@@ -137,13 +141,7 @@ class OptimalPolicy(nn.Module):
         self._env = [env]  # in a list, so that its buffers do not become the policy's
         self.random = RandomStream(seed)
 
-    def begin(self, streams: int) -> None:
-        """Nothing is stored."""
-
     def act(self, observation: Tensor) -> Tensor:
         """One of the optimal actions in the environment's current states, int64 ``[N]``."""
         (env,) = self._env
         return self.random.choice(env.optimal_actions().reshape(-1, env.n_actions))
-
-    def observe(self, reward: Tensor, done: Tensor, terminated: Tensor | None = None) -> None:
-        """Nothing is stored."""

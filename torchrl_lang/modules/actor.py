@@ -57,7 +57,6 @@ def language_actor(
     lm: PreTrainedModel | Trunk,
     *,
     head: nn.Module | None = None,
-    expose_pre_norm: bool = False,
     length_groups: int | Literal["auto"] = "auto",
     compile: bool = False,
     out_key: str = NEXT_TOKEN,
@@ -75,7 +74,6 @@ def language_actor(
         head: maps ``hidden [*N, H]`` to ``logits [*N, V]``; default the language model's own head.
         length_groups: see :class:`Trunk`.
         compile: compile the trunk, see :meth:`Trunk.compile`. Useful on GPUs; on a CPU GPT-2 is as fast without.
-        expose_pre_norm: the trunk also writes ``hidden_pre_norm``, for ``"residual"`` value heads.
         out_key: name of the sample; its log-prob is ``<out_key>_log_prob``.
 
     Raises:
@@ -94,9 +92,9 @@ def language_actor(
         torch.Size([2, 5, 11])
     """
     refuse_wrapper(lm)
-    if isinstance(lm, Trunk) and (expose_pre_norm or length_groups != "auto" or compile):
+    if isinstance(lm, Trunk) and (length_groups != "auto" or compile):
         raise ValueError("Give options of the trunk to Trunk(...) itself; compile it with trunk.compile().")
-    trunk = lm if isinstance(lm, Trunk) else Trunk(lm, expose_pre_norm=expose_pre_norm, length_groups=length_groups)
+    trunk = lm if isinstance(lm, Trunk) else Trunk(lm, length_groups=length_groups)
     if compile:
         trunk.compile()
     if head is None:

@@ -17,7 +17,7 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.decoding.model_runner import read_rows
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.features import RowFeatures
-from torchrl_lang.modules.head_values import UTTERANCE_VALUE, apply_head, check_writes
+from torchrl_lang.modules.head_values import UTTERANCE_VALUE, apply_head, check_writes, read_keys
 from torchrl_lang.modules.hugging_face import eval_mode, is_stochastic
 from torchrl_lang.modules.trunk import HIDDEN
 from torchrl_lang.schema import ACTION, ACTION_LOG_PROB, ATTENTION_MASK, DONE, TOKEN_LOG_PROB, TOKENS, entry
@@ -302,9 +302,7 @@ class CHAIActor(TensorDictModuleBase):
     def _values(self, tokens: Tensor, length: Tensor, action: Tensor, row_features: RowFeatures | None) -> Tensor:
         """``min_k Q_k`` of candidates, ``[N, C]``."""
         features = candidate_features(self.policy, tokens, length, action, row_features)
-        # A module reads features by its one key, a head by that of the states it is made for.
-        keys = self.qvalue.in_keys if isinstance(self.qvalue, TensorDictModuleBase) else []
-        key = keys[0] if keys else str(getattr(self.qvalue, "in_key", HIDDEN))
+        states = dict.fromkeys(read_keys(self.qvalue), features.flatten(0, 1))
         with eval_mode(self.qvalue):
-            values = apply_head(self.qvalue, {key: features.flatten(0, 1)}, UTTERANCE_VALUE)
+            values = apply_head(self.qvalue, states, UTTERANCE_VALUE)
         return values.amin(-1).unflatten(0, features.shape[:2])

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.heads import ActionValueHead, StackedHeads, UtteranceQValueHead, ValueHead
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, trunk_of
+from torchrl_lang.modules.trunk import HIDDEN, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK
 
 ACTION_VALUE = "action_value"
@@ -31,7 +31,7 @@ def zero_states(keys: Iterable[NestedKey], width: int | None, modules: Iterable[
     None where the width or an entry is unknown, or weights are not here as a whole.
     """
     keys, weights = list(keys), [weight for module in modules for weight in module.parameters()]
-    if width is None or not set(keys) <= {HIDDEN, HIDDEN_PRE_NORM}:
+    if width is None or not set(keys) <= {HIDDEN}:
         return None
     if any(weight.is_meta or isinstance(weight, DTensor) for weight in weights):
         return None
@@ -67,7 +67,7 @@ def checked_values(head: str, kind: str, states: TensorDictBase, run: Callable[[
 
 
 def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModule:
-    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``action_value`` ``[*N, n_q, V]``.
+    """``hidden`` ``[*N, H]`` -> ``action_value`` ``[*N, n_q, V]``.
 
     A :class:`UtteranceQValueHead` writes ``utterance_value`` ``[*N, n_q]``. It is for heads of this library: a module
     of your own, ``hidden [N, H] -> values``, is given to a loss as it is.
@@ -77,24 +77,22 @@ def qvalue_module(head: ActionValueHead | UtteranceQValueHead) -> TensorDictModu
 
     Examples:
         >>> from torchrl_lang.modules import QValueHead, qvalue_module
-        >>> qvalue_module(QValueHead(8, 5, kind="residual")).in_keys
-        ['hidden_pre_norm']
+        >>> qvalue_module(QValueHead(8, 5)).in_keys
+        ['hidden']
     """
-    key = UTTERANCE_VALUE if isinstance(head, UtteranceQValueHead) else ACTION_VALUE
-    return TensorDictModule(head, in_keys=[_state_key(head)], out_keys=[key])
+    return _head_module(head, UTTERANCE_VALUE if isinstance(head, UtteranceQValueHead) else ACTION_VALUE)
 
 
 def value_module(head: ValueHead) -> TensorDictModule:
-    """``hidden`` (or ``hidden_pre_norm``) ``[*N, H]`` -> ``state_value`` ``[*N, 1]``; as :func:`qvalue_module`."""
-    return TensorDictModule(head, in_keys=[_state_key(head)], out_keys=[STATE_VALUE])
+    """``hidden`` ``[*N, H]`` -> ``state_value`` ``[*N, 1]``; as :func:`qvalue_module`."""
+    return _head_module(head, STATE_VALUE)
 
 
-def _state_key(head: Any) -> NestedKey:
-    """The state that a head of this library reads."""
-    if (key := getattr(head, "in_key", None)) is None:
+def _head_module(head: nn.Module, key: str) -> TensorDictModule:
+    if not isinstance(head, StackedHeads):
         found = f"A {type(head).__name__} is no head of this library"
         raise TypeError(f"{found}: give a module of your own to the loss as it is, hidden [N, H] -> values.")
-    return key
+    return TensorDictModule(head, in_keys=[HIDDEN], out_keys=[key])
 
 
 def row_value_module(actor: nn.Module, head: ValueHead) -> TensorDictSequential:
@@ -121,7 +119,7 @@ def row_value_module(actor: nn.Module, head: ValueHead) -> TensorDictSequential:
     """
     decoder = getattr(actor, "decoder", None)
     trunk = split_actor(actor if decoder is None else decoder.actor).trunk
-    last = TensorDictModule(_last_state, in_keys=[head.in_key, ATTENTION_MASK], out_keys=[head.in_key])
+    last = TensorDictModule(_last_state, in_keys=[HIDDEN, ATTENTION_MASK], out_keys=[HIDDEN])
     return TensorDictSequential(trunk, last, value_module(head), selected_out_keys=[STATE_VALUE])
 
 
@@ -150,16 +148,16 @@ _WRITES = {ACTION_VALUE: ActionValueHead, STATE_VALUE: ValueHead, UTTERANCE_VALU
 
 
 States = dict[str, Tensor]
-"""Outputs of a trunk at one position of each row: ``hidden``, ``hidden_pre_norm`` or ``logits``, each ``[N, …]``."""
+"""Outputs of a trunk at one position of each row: ``hidden`` or ``logits``, each ``[N, …]``."""
 
 
 def apply_head(head: nn.Module, states: Mapping[str, Tensor], out_key: str) -> Tensor:
-    """Run a head on states: a TensorDictModule by its keys, other heads on the state that their ``in_key`` names.
+    """Run a head on states: a TensorDictModule by its keys, other heads on ``hidden``.
 
     Values have an axis of heads, as those of this library's heads.
     """
     own: Any = head
-    keys: Any = own.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    keys: Any = read_keys(head)
     if type(head) is TensorDictModule and len(keys) == len(own.out_keys) == 1:
         own = own.module  # the same, without a tensordict for every token
     if missing := [key for key in keys if key not in states]:
@@ -179,18 +177,21 @@ def check_writes(name: str, head: nn.Module | None, key: str) -> None:
         raise ValueError(f"{name} must write '{key}', a {type(head).__name__} does not.")
 
 
+def read_keys(head: nn.Module) -> list[NestedKey]:
+    """The states that a head reads."""
+    return list(head.in_keys) if isinstance(head, TensorDictModuleBase) else [HIDDEN]
+
+
 def missing_state(key: NestedKey, written: Iterable[NestedKey], head: nn.Module) -> KeyError:
     """The error where a head reads a state that its trunk does not write."""
-    advice = "give the head a trunk that writes it"
-    if key == HIDDEN_PRE_NORM:
-        advice = "build the actor with language_actor(lm, expose_pre_norm=True), a value trunk likewise"
-    return KeyError(f"{type(head).__name__} reads '{key}' but the model writes {sorted(map(str, written))}: {advice}.")
+    found = f"{type(head).__name__} reads '{key}' but the model writes {sorted(map(str, written))}"
+    return KeyError(f"{found}: give the head a trunk that writes it.")
 
 
 def check_head(name: str, head: nn.Module, kind: str, trunk: TensorDictModuleBase, vocabulary: int | None) -> None:
     """Raise unless the head reads states of the trunk; it is tried out on zeros."""
     model = trunk_of(trunk)
-    keys = head.in_keys if isinstance(head, TensorDictModuleBase) else [getattr(head, "in_key", HIDDEN)]
+    keys = read_keys(head)
     check_writes(name, head, kind)
     if unwritten := [key for key in keys if key not in trunk.out_keys]:
         raise missing_state(unwritten[0], trunk.out_keys, getattr(head, "module", head))

@@ -14,12 +14,11 @@ from torch.nn import functional as F
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.linear import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.modules.sharding import whole_tensor, whole_weight
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HeadKind = Literal["mlp", "residual", "deep"]
+HeadKind = Literal["mlp", "deep"]
 
 OUT_STD = 0.01
 """Standard deviation of the initial weights of a last layer."""
@@ -32,11 +31,8 @@ CLIP = 3.0
 class StackedHeads(nn.Module):
     """``n`` small networks of the same shape with stacked weights, ``hidden [N, H] -> [n, N, out]``.
 
-    ``"mlp"``: ``Linear(H, 2H)``, ReLU, ``Linear(2H, out)``, read from ``hidden``.
-    ``"residual"``: ``Linear(LN2(x + dropout(W2 gelu(W1 LN1(x)))))`` with inner width ``4H``, read from
-    ``hidden_pre_norm``.
-    ``"deep"``: two hidden layers ``relu(LN(W x))`` of width ``2H``, then ``Linear(2H, out)``, read from ``hidden``; the
-    heads of AgileRL.
+    ``"mlp"``: ``Linear(H, 2H)``, ReLU, ``Linear(2H, out)``, as in the ILQL paper (arXiv 2206.11871).
+    ``"deep"``: two hidden layers ``relu(LN(W x))`` of width ``2H``, then ``Linear(2H, out)``, the heads of AgileRL.
 
     States are cast to the dtype of the weights, so heads in float32 over a model in half precision (the usual choice)
     compute values in float32. Under autocast everything runs in its precision.
@@ -51,22 +47,20 @@ class StackedHeads(nn.Module):
     layer norm would make all others small.
     """
 
-    def __init__(self, width: int, n: int, out: int, kind: HeadKind, dropout: float, normalize: bool) -> None:
+    def __init__(self, width: int, n: int, out: int, kind: HeadKind, normalize: bool) -> None:
         super().__init__()
-        check_options(kind=(kind, ("mlp", "residual", "deep")), width=(width, 1), n_heads=(n, 1), outputs=(out, 1))
-        self.kind, self.normalize = kind, normalize
-        inner, features = (4 * width, width) if kind == "residual" else (2 * width, 2 * width)
+        check_options(kind=(kind, ("mlp", "deep")), width=(width, 1), n_heads=(n, 1), outputs=(out, 1))
+        self.kind, self.normalize, inner = kind, normalize, 2 * width
         self.in_weight = _linear_init(n, inner, width)
         self.in_bias = _linear_init(n, inner, fan_in=width)
-        if kind != "mlp":
-            self.norm1_weight = nn.Parameter(torch.ones(n, 1, features))
-            self.norm1_bias = nn.Parameter(torch.zeros(n, 1, features))
-            self.mid_weight = _linear_init(n, features, inner)
-            self.mid_bias = _linear_init(n, features, fan_in=inner)
-            self.norm2_weight = nn.Parameter(torch.ones(n, 1, features))
-            self.norm2_bias = nn.Parameter(torch.zeros(n, 1, features))
-        self.dropout = nn.Dropout(dropout)
-        self.out_weight = nn.Parameter(torch.empty(n, out, features).normal_(0.0, 0.0 if normalize else OUT_STD))
+        if kind == "deep":
+            self.norm1_weight = nn.Parameter(torch.ones(n, 1, inner))
+            self.norm1_bias = nn.Parameter(torch.zeros(n, 1, inner))
+            self.mid_weight = _linear_init(n, inner, inner)
+            self.mid_bias = _linear_init(n, inner, fan_in=inner)
+            self.norm2_weight = nn.Parameter(torch.ones(n, 1, inner))
+            self.norm2_bias = nn.Parameter(torch.zeros(n, 1, inner))
+        self.out_weight = nn.Parameter(torch.empty(n, out, inner).normal_(0.0, 0.0 if normalize else OUT_STD))
         self.out_bias = nn.Parameter(torch.zeros(n, out))
 
     @property
@@ -74,14 +68,9 @@ class StackedHeads(nn.Module):
         """``H``, the width of the states."""
         return self.in_weight.shape[-1]
 
-    @property
-    def in_key(self) -> str:
-        """The key of the trunk's states that these heads read."""
-        return HIDDEN_PRE_NORM if self.kind == "residual" else HIDDEN
-
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
-        return {"width": self.width, "kind": self.kind, "dropout": self.dropout.p, "normalize": self.normalize}
+        return {"width": self.width, "kind": self.kind, "normalize": self.normalize}
 
     def features(self, hidden: Tensor) -> Tensor:
         """Input of the last layer, ``[N, H] -> [n, N, F]``."""
@@ -93,13 +82,10 @@ class StackedHeads(nn.Module):
         if self.kind == "mlp":
             x = F.linear(hidden, self.in_weight.flatten(0, 1), self.in_bias.flatten())  # all heads in one product
             return x.relu().unflatten(-1, (n, inner)).transpose(0, 1)
-        deep, first = self.kind == "deep", (self.norm1_weight, self.norm1_bias)
-        x = hidden.expand(n, -1, -1) if deep else _norm(hidden, *first)  # [n, N, H]
-        x = torch.baddbmm(self.in_bias.unsqueeze(1), x, self.in_weight.mT)
-        x = _norm(x, *first).relu() if deep else F.gelu(x)
+        x = torch.baddbmm(self.in_bias.unsqueeze(1), hidden.expand(n, -1, -1), self.in_weight.mT)
+        x = _norm(x, self.norm1_weight, self.norm1_bias).relu()
         x = torch.baddbmm(self.mid_bias.unsqueeze(1), x, self.mid_weight.mT)
-        x = _norm(x if deep else hidden + self.dropout(x), self.norm2_weight, self.norm2_bias)
-        return x.relu() if deep else x
+        return _norm(x, self.norm2_weight, self.norm2_bias).relu()
 
     def outputs(self, hidden: Tensor) -> Tensor:
         """Output of the last layer, ``[N, H] -> [n, N, out]``."""
@@ -127,8 +113,7 @@ class ValueHead(StackedHeads):
 
     Args:
         width: ``H``.
-        kind: ``"mlp"`` or ``"residual"``.
-        dropout: dropout probability of the ``"residual"`` kind.
+        kind: ``"mlp"`` or ``"deep"``.
         normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
@@ -138,8 +123,8 @@ class ValueHead(StackedHeads):
         torch.Size([3, 1])
     """
 
-    def __init__(self, width: int, *, kind: HeadKind = "mlp", dropout: float = 0.0, normalize: bool = False) -> None:
-        super().__init__(width, 1, 1, kind, dropout, normalize)
+    def __init__(self, width: int, *, kind: HeadKind = "mlp", normalize: bool = False) -> None:
+        super().__init__(width, 1, 1, kind, normalize)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Value of each state, ``[*N, H] -> [*N, 1]``."""
@@ -155,8 +140,7 @@ class UtteranceQValueHead(StackedHeads):
     Args:
         width: ``H``.
         n_heads: ``n_q``; the minimum of two is used.
-        kind: ``"mlp"`` or ``"residual"``.
-        dropout: dropout probability of the ``"residual"`` kind.
+        kind: ``"mlp"`` or ``"deep"``.
         normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
@@ -166,10 +150,8 @@ class UtteranceQValueHead(StackedHeads):
         torch.Size([3, 2])
     """
 
-    def __init__(
-        self, width: int, *, n_heads: int = 2, kind: HeadKind = "mlp", dropout: float = 0.0, normalize: bool = False
-    ) -> None:
-        super().__init__(width, n_heads, 1, kind, dropout, normalize)
+    def __init__(self, width: int, *, n_heads: int = 2, kind: HeadKind = "mlp", normalize: bool = False) -> None:
+        super().__init__(width, n_heads, 1, kind, normalize)
 
     def config(self) -> dict[str, Any]:
         """Arguments that build a head of the same shape."""
@@ -319,18 +301,16 @@ class ActionValueHead(StackedHeads, ABC):
 class QValueHead(ActionValueHead):
     """Action values of all next tokens from several heads in one module: ``hidden [*N, H] -> [*N, n_q, V]``.
 
-    The two kinds are those of the ILQL paper (arXiv 2206.11871). Parameters, for ``n_q`` heads: ``in_weight``
-    ``[n_q, 2H, H]``, ``in_bias`` ``[n_q, 2H]``, ``out_weight`` ``[n_q, V, 2H]``, ``out_bias`` ``[n_q, V]``. The
-    ``"residual"`` kind has inner width ``4H`` instead of ``2H``, ``H`` in the last layer, and further parameters
-    ``norm1_*``, ``mid_*``, ``norm2_*``. For a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much
-    cheaper. Over a model in half precision heads stay in float32: states are cast to the dtype of the weights.
+    Parameters, for ``n_q`` heads: ``in_weight`` ``[n_q, 2H, H]``, ``in_bias`` ``[n_q, 2H]``, ``out_weight``
+    ``[n_q, V, 2H]``, ``out_bias`` ``[n_q, V]``; the ``"deep"`` kind also has ``norm1_*``, ``mid_*`` and ``norm2_*``,
+    those of its hidden layers. For a large vocabulary a :class:`~torchrl_lang.modules.TiedQValueHead` is much cheaper.
+    Over a model in half precision heads stay in float32: states are cast to the dtype of the weights.
 
     Args:
         width: ``H``.
         vocab_size: ``V``.
         n_heads: ``n_q``; ILQL uses the minimum of two.
-        kind: ``"mlp"`` or ``"residual"``.
-        dropout: dropout probability of the ``"residual"`` kind.
+        kind: ``"mlp"`` or ``"deep"``.
         normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
@@ -343,16 +323,9 @@ class QValueHead(ActionValueHead):
     """
 
     def __init__(
-        self,
-        width: int,
-        vocab_size: int,
-        *,
-        n_heads: int = 2,
-        kind: HeadKind = "mlp",
-        dropout: float = 0.0,
-        normalize: bool = False,
+        self, width: int, vocab_size: int, *, n_heads: int = 2, kind: HeadKind = "mlp", normalize: bool = False
     ) -> None:
-        super().__init__(width, n_heads, vocab_size, kind, dropout, normalize)
+        super().__init__(width, n_heads, vocab_size, kind, normalize)
 
     @property
     def vocab_size(self) -> int:
@@ -399,8 +372,7 @@ class TiedQValueHead(ActionValueHead):
         embedding: a module with ``weight`` ``[V, D]``: ``lm.get_output_embeddings()``, whose rows are trained to be
             compared with states, or ``lm.get_input_embeddings()``; often they share one weight.
         n_heads: ``n_q``.
-        kind: ``"mlp"`` or ``"residual"``.
-        dropout: dropout probability of the ``"residual"`` kind.
+        kind: ``"mlp"`` or ``"deep"``.
         normalize: scale and clip states, and begin with values of zero: for pretrained models.
         detach_embedding: False trains ``E`` on the values as well, whatever a loss's ``detach_qvalue``.
 
@@ -420,12 +392,11 @@ class TiedQValueHead(ActionValueHead):
         *,
         n_heads: int = 2,
         kind: HeadKind = "mlp",
-        dropout: float = 0.0,
         normalize: bool = False,
         detach_embedding: bool = True,
     ) -> None:
         weight: Any = embedding.weight
-        super().__init__(width, n_heads, weight.shape[1] + 1, kind, dropout, normalize)
+        super().__init__(width, n_heads, weight.shape[1] + 1, kind, normalize)
         self.detach_embedding = detach_embedding
         self._owned_elsewhere = _Reference(embedding)
         with torch.no_grad():  # initial values have the same variance as with an own row per token
@@ -479,13 +450,7 @@ Qwen's 151,936 ids would need 620 million, more than the whole model of that wid
 
 
 def default_qvalue_head(
-    lm: PreTrainedModel,
-    *,
-    tied: bool | None = None,
-    n_heads: int = 2,
-    kind: HeadKind = "mlp",
-    dropout: float = 0.0,
-    normalize: bool = False,
+    lm: PreTrainedModel, *, tied: bool | None = None, n_heads: int = 2, kind: HeadKind = "mlp", normalize: bool = False
 ) -> QValueHead | TiedQValueHead:
     """A Q head that fits a language model, on its device.
 
@@ -494,8 +459,7 @@ def default_qvalue_head(
         tied: whether the head is a :class:`TiedQValueHead`; by default if there are more than
             :data:`LARGE_VOCABULARY` ids.
         n_heads: ``n_q``.
-        kind: ``"mlp"`` or ``"residual"``.
-        dropout: dropout probability of the ``"residual"`` kind.
+        kind: ``"mlp"`` or ``"deep"``.
         normalize: scale and clip states, and begin with values of zero: for pretrained models.
 
     Examples:
@@ -506,7 +470,7 @@ def default_qvalue_head(
         >>> type(default_qvalue_head(small)).__name__, type(default_qvalue_head(large)).__name__
         ('QValueHead', 'TiedQValueHead')
     """
-    shape: Any = {"n_heads": n_heads, "kind": kind, "dropout": dropout, "normalize": normalize}
+    shape: Any = {"n_heads": n_heads, "kind": kind, "normalize": normalize}
     width, embedding = lm.config.hidden_size, lm.get_output_embeddings()
     size = embedding.weight.shape[0]
     if size > LARGE_VOCABULARY if tied is None else tied:

@@ -7,7 +7,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_lang.modules.features import behind, in_front
-from torchrl_lang.modules.trunk import Trunk, trunk_module
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module
 from torchrl_lang.schema import ATTENTION_MASK, PRIVILEGED, PRIVILEGED_MASK, TOKENS, find_entry
 
 
@@ -33,7 +33,7 @@ class PrivilegedTrunk(TensorDictModuleBase):
     Reads ``tokens`` (int64) and ``attention_mask`` (bool), both ``[*B, T]``, ``privileged`` (int64 ``[*B, F]``, token
     ids) and, unless all of these are real, ``privileged_mask`` (bool ``[*B, F]``; others take no place). A trunk that
     reads features (:func:`~torchrl_lang.modules.with_features`, of the trunk or of this module) reads them first.
-    Writes what the trunk writes, ``hidden`` ``[*B, T, H]``.
+    Writes ``hidden`` ``[*B, T, H]``.
 
     Raises:
         KeyError: the rows have no ``privileged`` entry.
@@ -58,7 +58,7 @@ class PrivilegedTrunk(TensorDictModuleBase):
         super().__init__()
         self.trunk = trunk_module(trunk)
         self.in_keys = [*self.trunk.in_keys, PRIVILEGED, PRIVILEGED_MASK]
-        self.out_keys = list(self.trunk.out_keys)
+        self.out_keys = [HIDDEN]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the states of the rows' positions into ``tensordict``."""
@@ -72,6 +72,4 @@ class PrivilegedTrunk(TensorDictModuleBase):
         length = (number + attention.sum(-1)).unsqueeze(-1)
         read = torch.arange(joined.shape[-1], device=tokens.device) < length
         out = self.trunk(tensordict.copy().update({TOKENS: joined, ATTENTION_MASK: read}))
-        for key in self.out_keys:
-            tensordict.set(key, behind(out.get(key), number, tokens.shape[-1]))
-        return tensordict
+        return tensordict.set(HIDDEN, behind(out.get(HIDDEN), number, tokens.shape[-1]))

@@ -1,14 +1,12 @@
-"""Read a batch of rows with less computation: in groups of like length, and what rows begin with in common once."""
+"""How to read a batch of rows with less computation: in groups of like length, and common beginnings once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 # Overhead of a model call, in tokens. Forward and backward on a CPU core it is 50 to 150, for models of 3 x 64 to
 # 4 x 128. GPUs get a large number, because small groups leave them idle.
@@ -65,39 +63,6 @@ def equal_groups(length: Tensor, count: int) -> list[tuple[Tensor, int]]:
         [([1, 3], 3), ([0, 2], 9)]
     """
     return [(rows, max(int(length[rows[-1]]), 1)) for rows in length.argsort().chunk(count)]
-
-
-def in_groups(
-    read: Callable[[Tensor | None, int], tuple[Tensor, ...]], groups: list[tuple[Tensor, int]], width: int
-) -> tuple[Tensor, ...]:
-    """Joins the states that ``read`` gives for each group, in the order of the rows.
-
-    Args:
-        read: ``(rows, w) -> states``, each ``[M, w, H]``, for rows int64 ``[M]`` and their width; rows None for all.
-        groups: see :func:`length_groups`.
-        width: ``T``.
-
-    Returns:
-        The states ``[N, T, H]``, zero beyond the width of a row's group.
-
-    Examples:
-        >>> import torch
-        >>> from torchrl_lang.modules.row_groups import in_groups
-        >>> tokens = torch.tensor([[5, 0], [6, 7]])
-        >>> groups = [(torch.tensor([1]), 2), (torch.tensor([0]), 1)]
-        >>> in_groups(lambda rows, w: (tokens[rows, :w, None],), groups, 2)[0].squeeze(-1)
-        tensor([[5, 0],
-                [6, 7]])
-    """
-    one = len(groups) == 1
-    parts = [
-        [F.pad(state, (0, 0, 0, width - longest)) for state in read(None if one else rows, longest)]
-        for rows, longest in groups
-    ]
-    if one:
-        return tuple(parts[0])
-    back = torch.cat([rows for rows, _ in groups]).argsort()
-    return tuple(torch.cat(states).index_select(0, back) for states in zip(*parts, strict=True))
 
 
 def _cuts(width: list[int], rows: list[int], call: int) -> list[int]:

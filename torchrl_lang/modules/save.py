@@ -23,7 +23,7 @@ from torchrl_lang.modules.hugging_face import base_module, merged_copy
 from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
 from torchrl_lang.modules.reply import chat, dialogue_of, replies
 from torchrl_lang.modules.saved_heads import HEADS, Head, HeadRecord, describe_heads, own_head, read_heads, write_heads
-from torchrl_lang.modules.trunk import HIDDEN_PRE_NORM, Trunk, trunk_of, unwrapped
+from torchrl_lang.modules.trunk import Trunk, trunk_of, unwrapped
 from torchrl_lang.text.chat_template import Message
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.messages import Dialogue
@@ -258,11 +258,9 @@ def saved_actor(saved: SavedModel, **options: Any) -> ProbabilisticTensorDictSeq
 
     Args:
         saved: its weights are shared.
-        **options: of :func:`~torchrl_lang.modules.language_actor`; ``expose_pre_norm`` where a head reads it.
+        **options: of :func:`~torchrl_lang.modules.language_actor`.
     """
-    pre_norm = saved.value_lm is None and any(map(_reads_pre_norm, saved.heads.values()))
-    actor = language_actor(saved.lm, **{"expose_pre_norm": pre_norm, **options})
-    return with_features(actor, saved.heads.get(FEATURES_HEAD))
+    return with_features(language_actor(saved.lm, **options), saved.heads.get(FEATURES_HEAD))
 
 
 def saved_value_actor(saved: SavedModel) -> ProbabilisticTensorDictSequential:
@@ -270,16 +268,11 @@ def saved_value_actor(saved: SavedModel) -> ProbabilisticTensorDictSequential:
     return with_features(language_actor(saved.value_lm), saved.heads.get(VALUE_FEATURES_HEAD))
 
 
-def saved_value_trunk(saved: SavedModel, *heads: nn.Module | None) -> Trunk | None:
-    """The trunk of the model of values, as these heads read it; None if there is no such model."""
+def saved_value_trunk(saved: SavedModel) -> Trunk | None:
+    """The trunk of the model of values; None if there is no such model."""
     if saved.value_lm is None:
         return None
-    trunk = Trunk(saved.value_lm, expose_pre_norm=any(map(_reads_pre_norm, heads)))
-    return with_features(trunk, saved.heads.get(VALUE_FEATURES_HEAD))
-
-
-def _reads_pre_norm(head: nn.Module | None) -> bool:
-    return HIDDEN_PRE_NORM in (getattr(head, "in_key", None), *getattr(head, "in_keys", ()))
+    return with_features(Trunk(saved.value_lm), saved.heads.get(VALUE_FEATURES_HEAD))
 
 
 class SavedAgent(NamedTuple):
@@ -476,7 +469,7 @@ def _read_guidance(saved: SavedModel, *, values: str, beta: float, ratio: bool, 
     if values == "likelihoods":
         return LikelihoodGuidance(saved_value_actor(saved), beta=beta, ratio=ratio)
     qvalue, value = saved.heads["qvalue"], saved.heads.get("value")
-    trunk = saved_value_trunk(saved, qvalue, value)
+    trunk = saved_value_trunk(saved)
     if values == "utterances":
         return UtteranceValueGuidance(qvalue, value_trunk=trunk)
     return ValueGuidance(qvalue, value, beta=beta, value_trunk=trunk, **options)

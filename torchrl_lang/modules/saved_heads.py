@@ -115,8 +115,9 @@ def _build(name: str, record: HeadRecord, lm: PreTrainedModel, folder: Path, rem
     """A head on the meta device, so that sizes from a file cannot exhaust the memory."""
     tied = {} if record.embedding is None else {"embedding": _embedding(lm, record.embedding)}
     misfits, found = (ValueError, RuntimeError, TypeError, KeyError), f'describes no head as "heads.{name}"'
+    options = {key: value for key, value in record.options.items() if key != "dropout"}  # of earlier versions
     with file_errors(folder, found, remedy, *misfits), torch.device("meta"):
-        return _KINDS[record.kind](**record.options, **tied)
+        return _KINDS[record.kind](**options, **tied)
 
 
 def _tie(name: str, head: TiedQValueHead, lm: PreTrainedModel) -> Literal["input", "output"]:

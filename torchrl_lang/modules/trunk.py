@@ -17,14 +17,13 @@ from torch.distributed.tensor import DTensor
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures, behind
 from torchrl_lang.modules.frozen.frozen_states import frozen_blocks, lower_part, states_name, upper_part
 from torchrl_lang.modules.hugging_face import (
-    FINAL_NORMS,
     applies_dropout,
     cache_obstacle,
     check_causal,
     depends_on_length,
     eval_mode,
 )
-from torchrl_lang.modules.row_groups import SharedPrefix, equal_groups, in_groups, shared_prefix
+from torchrl_lang.modules.row_groups import SharedPrefix, equal_groups, shared_prefix
 from torchrl_lang.modules.row_groups import length_groups as best_groups
 from torchrl_lang.modules.sharding import refuse_untied, run_through, whole_weight
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, FROZEN_STATES, TOKENS
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from torchrl_lang.modules.returns import ReturnEmbedding
 
 HIDDEN = "hidden"
-HIDDEN_PRE_NORM = "hidden_pre_norm"
 
 
 class Trunk(nn.Module):
@@ -52,7 +50,6 @@ class Trunk(nn.Module):
     Args:
         lm: a causal language model (its head is not used) or the headless model, with or without PEFT adapters. It is
             not copied.
-        expose_pre_norm: also return the input of the final norm, which ``"residual"`` heads read.
         length_groups: run the rows of a batch in groups of similar length, each trimmed to its longest row, to compute
             less on padding; the states are the same. ``"auto"`` finds the cheapest groups, see
             :func:`~torchrl_lang.modules.row_groups.length_groups`; a number makes that many of equal size; 1 runs
@@ -65,8 +62,8 @@ class Trunk(nn.Module):
 
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
-        ValueError: the model is not causal (checked by a forward pass, if it can run where it is), the final norm is
-            not found, or the model has PEFT prompts; on calls, rows are longer than the model's positions.
+        ValueError: the model is not causal (checked by a forward pass, if it can run where it is) or has PEFT
+            prompts; on calls, rows are longer than the model's positions.
 
     Examples:
         >>> import torch
@@ -78,12 +75,7 @@ class Trunk(nn.Module):
     """
 
     def __init__(
-        self,
-        lm: PreTrainedModel,
-        *,
-        expose_pre_norm: bool = False,
-        length_groups: int | Literal["auto"] = "auto",
-        share_prefixes: bool = True,
+        self, lm: PreTrainedModel, *, length_groups: int | Literal["auto"] = "auto", share_prefixes: bool = True
     ) -> None:
         from transformers import PreTrainedModel  # a local import, because it takes a second
 
@@ -99,17 +91,10 @@ class Trunk(nn.Module):
         # A tuple, so that its modules are not registered.
         self._owners: tuple[Any, ...] = (lm, model, self.model)
         check_causal(self.model)
-        self.expose_pre_norm, self.length_groups = expose_pre_norm, length_groups
+        self.length_groups = length_groups
         self.share_prefixes = share_prefixes and not depends_on_length(self.model.config)
-        self._pre_norm: Tensor | None = None
         self._compile_options: dict[str, Any] | None = None
-        self._compiled: dict[tuple[bool, ...], Callable[..., tuple[Tensor, ...]]] = {}  # by mode
-        if expose_pre_norm:
-            parts = dict(self.model.named_modules())
-            found = [parts[name] for name in FINAL_NORMS if name in parts]
-            if not found:
-                raise ValueError(f"{type(self.model).__name__} has no final norm to expose, none of {FINAL_NORMS}.")
-            found[0].register_forward_pre_hook(self._keep_pre_norm)
+        self._compiled: dict[tuple[bool, ...], Callable[..., Tensor]] = {}  # by mode
 
     @property
     def width(self) -> int:
@@ -174,7 +159,7 @@ class Trunk(nn.Module):
         features: Tensor | None = None,
         features_mask: Tensor | None = None,
         frozen: TensorDictBase | None = None,
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> Tensor:
         """Hidden state of every token.
 
         Args:
@@ -188,8 +173,7 @@ class Trunk(nn.Module):
                 the same lower layers, unchanged; otherwise it is ignored.
 
         Returns:
-            float ``[*B, T, H]``, the state after the final norm, which the language-model head reads; with
-            ``expose_pre_norm`` also the state before it.
+            float ``[*B, T, H]``, the state after the final norm, which the language-model head reads.
         """
         read = self._row_features(tokens, features, features_mask)
         flat = tokens.reshape(-1, tokens.shape[-1])
@@ -197,8 +181,7 @@ class Trunk(nn.Module):
         begin = None if frozen is None or read is not None else self._begin(flat, length, frozen)
         source, part = (flat, None) if begin is None else begin
         states = self._of_batch(flat, length, source, read, part)
-        shaped = tuple(state.reshape(*tokens.shape, state.shape[-1]) for state in states)
-        return shaped if self.expose_pre_norm else shaped[0]
+        return states.reshape(*tokens.shape, self.width)
 
     @property
     def frozen_layers(self) -> int:
@@ -238,7 +221,7 @@ class Trunk(nn.Module):
         flat, blocks = tokens.reshape(-1, tokens.shape[-1]), self.frozen_layers
         with eval_mode(self.model):
             length = attention_mask.reshape(flat.shape).sum(-1)
-            states = self._of_batch(flat, length, flat, part=lower_part(self.model, blocks))[0]
+            states = self._of_batch(flat, length, flat, part=lower_part(self.model, blocks))
         name = states_name(self.model, blocks)
         shaped = states.reshape(*tokens.shape, self.width)
         known = (tokens + 1) * attention_mask
@@ -300,7 +283,7 @@ class Trunk(nn.Module):
         source: Tensor,
         features: RowFeatures | None = None,
         part: PreTrainedModel | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         """States of rows ``[N, T]``, read as ``source``, tokens or states ``[N, T, H]``, by a part of the model."""
         found = self._shared(tokens, length) if features is None else None
         if found is None:
@@ -314,11 +297,11 @@ class Trunk(nn.Module):
             None if length is None else (length - cut).clamp_min(0),
             lambda x, rows: keys.follow(self, x, group if rows is None else group[rows], part=part),
         )
-        return tuple(torch.cat([first.index_select(0, group), own], 1) for first, own in zip(front, rest, strict=True))
+        return torch.cat([front.index_select(0, group), rest], 1)
 
     def _of_rows(
         self, tokens: Tensor, features: RowFeatures | None, rows: Tensor | None, part: PreTrainedModel | None
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         """States of the tokens of whole rows ``[N, T]``, which are these ``rows`` of those with ``features``."""
         if features is None:
             return self.states(tokens, part=part, use_cache=False)
@@ -329,11 +312,11 @@ class Trunk(nn.Module):
             # Without a mask transformers would take repeated positions for the beginnings of further rows.
             options = {"position_ids": positions, "attention_mask": torch.ones_like(positions, dtype=torch.bool)}
         states = self.states(tokens, features=features, use_cache=False, **options)
-        return tuple(behind(state, features.number, tokens.shape[-1]) for state in states)
+        return behind(states, features.number, tokens.shape[-1])
 
     def _grouped(
-        self, tokens: Tensor, length: Tensor | None, read: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
+        self, tokens: Tensor, length: Tensor | None, read: Callable[[Tensor, Tensor | None], Tensor]
+    ) -> Tensor:
         """States ``[N, T, H]`` group by group, zero on padding outside the groups' widths.
 
         ``read`` computes those of tokens ``[M, w]`` of the given rows, int64 ``[M]``, or of all.
@@ -344,9 +327,14 @@ class Trunk(nn.Module):
         if length is None or groups == 1 or tokens.shape[0] < 2:
             return read(tokens, None)
         found = best_groups(length) if groups == "auto" else equal_groups(length, groups)
-        return in_groups(
-            lambda rows, w: read(tokens[:, :w] if rows is None else tokens[rows, :w], rows), found, tokens.shape[1]
-        )
+
+        def padded(states: Tensor) -> Tensor:
+            return nn.functional.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1]))
+
+        if len(found) == 1:  # all rows, in their order
+            return padded(read(tokens[:, : found[0][1]], None))
+        parts = [padded(read(tokens[rows, :longest], rows)) for rows, longest in found]
+        return torch.cat(parts).index_select(0, torch.cat([rows for rows, _ in found]).argsort())
 
     def _in_step(self, tokens: Tensor) -> bool:
         """Whether the number of passes must not depend on the tokens.
@@ -367,14 +355,14 @@ class Trunk(nn.Module):
         recomputes = any(module.training and getattr(module, "gradient_checkpointing", False) for module in modules)
         return None if recomputes or applies_dropout(modules) else found
 
-    def states(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+    def states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Run the model on int64 ``[N, q]`` with any of its options, such as a cache and explicit positions.
 
         Tokens may be embedded already, float ``[N, q, H]``. With ``features`` these are read in front of the tokens. A
         ``part`` of the model runs instead of it.
 
         Returns:
-            ``hidden`` ``[N, q, H]`` and, where exposed, ``hidden_pre_norm``; with features also of these.
+            ``hidden`` ``[N, q, H]``; with features also of these.
         """
         step = "past_key_values" in kwargs
         # Prompts that are added to a cache, the first token of rows included, are not compiled.
@@ -386,7 +374,7 @@ class Trunk(nn.Module):
             self._compiled[mode] = torch.compile(_of_this_mode(self._run), **self._compile_options)
         return self._compiled[mode](tokens, **kwargs)
 
-    def _run(self, tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+    def _run(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         root = self.sharded_root
         if root is None:
             return self._pass(tokens, **kwargs)
@@ -396,13 +384,11 @@ class Trunk(nn.Module):
 
     def _pass(
         self, tokens: Tensor, features: RowFeatures | None = None, part: PreTrainedModel | None = None, **kwargs: Any
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         # Look up embeddings here, because some models warn and synchronize if ids contain padding without a mask.
         embedded = tokens if tokens.is_floating_point() else self.embed(tokens, features)
         model = self.model if part is None else part
-        hidden = model(inputs_embeds=embedded, **kwargs).last_hidden_state
-        pre_norm, self._pre_norm = self._pre_norm, None
-        return (hidden,) if pre_norm is None else (hidden, pre_norm)
+        return model(inputs_embeds=embedded, **kwargs).last_hidden_state
 
     def embed(
         self, tokens: Tensor, features: RowFeatures | None = None, embedding: Callable[[Tensor], Tensor] | None = None
@@ -419,12 +405,8 @@ class Trunk(nn.Module):
         return self.features.embed(features, embedded, getattr(self.model, "wpe", None))
 
     def __getstate__(self) -> dict[str, Any]:
-        # The saved input of the norm has a graph and does not belong in a copy.
         # The language model around this one is not copied, so a copy has no owner but itself.
-        return dict(super().__getstate__()) | {"_pre_norm": None, "_owners": (), "_compiled": {}}
-
-    def _keep_pre_norm(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self._pre_norm = args[0]
+        return dict(super().__getstate__()) | {"_owners": (), "_compiled": {}}
 
 
 def unwrapped(lm: Any) -> Any:
@@ -452,7 +434,7 @@ def first_trunk(module: nn.Module) -> Trunk | None:
 
 
 def trunk_module(trunk: Trunk) -> TensorDictModule:
-    """The trunk as a module of tensordicts: ``tokens``, ``attention_mask`` -> ``hidden`` (and ``hidden_pre_norm``).
+    """The trunk as a module of tensordicts: ``tokens``, ``attention_mask`` -> ``hidden``.
 
     It reads ``features`` and ``features_mask``, too, if the trunk has a
     :class:`~torchrl_lang.modules.FeatureEmbedding`.
@@ -465,8 +447,7 @@ def trunk_module(trunk: Trunk) -> TensorDictModule:
         (['tokens', 'attention_mask'], ['hidden'])
     """
     in_keys = [TOKENS, ATTENTION_MASK, *([] if trunk.features is None else [FEATURES, FEATURES_MASK])]
-    out_keys = [HIDDEN, HIDDEN_PRE_NORM] if trunk.expose_pre_norm else [HIDDEN]
-    return _TrunkModule(trunk, in_keys=in_keys, out_keys=out_keys)
+    return _TrunkModule(trunk, in_keys=in_keys, out_keys=[HIDDEN])
 
 
 class _TrunkModule(TensorDictModule):
@@ -478,13 +459,13 @@ class _TrunkModule(TensorDictModule):
         return super().forward(*args, **kwargs)
 
 
-def _of_this_mode(run: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+def _of_this_mode(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function that runs another one, with a code object of its own.
 
     Dynamo caches compiled code per code object, a few of each, and ignores hooks: each model and mode needs its own.
     """
 
-    def compiled(tokens: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+    def compiled(tokens: Tensor, **kwargs: Any) -> Tensor:
         return run(tokens, **kwargs)
 
     compiled.__code__ = compiled.__code__.replace()

@@ -56,7 +56,7 @@ def as_head(loss: Any, name: str, network: Any, value_trunk: nn.Module | None = 
         got = type(value_trunk).__name__
         raise TypeError(f"{type(loss).__name__} needs value_trunk as a Trunk, got a {got}: wrap it, Trunk(model).")
     if not isinstance(network, TensorDictModuleBase):
-        network = TensorDictModule(network, in_keys=[getattr(network, "in_key", HIDDEN)], out_keys=[kind])
+        network = TensorDictModule(network, in_keys=[HIDDEN], out_keys=[kind])
     written = {str(key) for key in network.out_keys}
     if kind not in written and written & SHAPES.keys():
         raise _wrong_entry(loss, name, network, kind)
@@ -136,8 +136,7 @@ def read_head(network: TensorDictModuleBase, states: TensorDictBase, key: Nested
 def gather_inputs(keys: Sequence[NestedKey], rows: TensorDictBase, index: Tensor) -> TensorDictBase:
     """The inputs of a head, ``[B, T, H]`` each, at ``index`` (int64 ``[N]``) of the flattened batch: ``[N, H]``."""
     if missing := [key for key in keys if rows.get(key, None) is None]:
-        advice = "The trunk must write it; for 'residual' heads build the actor with expose_pre_norm=True."
-        raise missing_entry("A head", missing, rows, advice)
+        raise missing_entry("A head", missing, rows, "The trunk must write it.")
     entries = {key: rows.get(key).flatten(0, 1).index_select(0, index) for key in keys}
     return TensorDict(entries, batch_size=index.shape, device=rows.device)
 

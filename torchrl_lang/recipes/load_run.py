@@ -186,7 +186,7 @@ class FinishedRun:
             beta=beta,
             clip=decoding.guidance_clip,
             include_logits=not replaces_logits,
-            value_trunk=saved_value_trunk(self.model, qvalue),
+            value_trunk=saved_value_trunk(self.model),
         )
         return guidance, {**chosen, "min_p": decoding.min_p} if replaces_logits else chosen
 

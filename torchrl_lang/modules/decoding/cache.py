@@ -36,7 +36,7 @@ class RowCache(Cache):
         >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)).eval()
         >>> row, cache = torch.randint(11, (1, 6)), RowCache(6)
         >>> _ = cache.extend(trunk, row[:, :4])
-        >>> hidden, = cache.extend(trunk, row[:, 4:], torch.tensor([[4, 5]]))
+        >>> hidden = cache.extend(trunk, row[:, 4:], torch.tensor([[4, 5]]))
         >>> torch.testing.assert_close(hidden, trunk(row)[:, 4:])
     """
 
@@ -57,7 +57,7 @@ class RowCache(Cache):
         *,
         rows: Tensor | None = None,
         position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         """Add tokens to rows whose beginnings are in the cache, and return their states.
 
         Args:
@@ -70,7 +70,7 @@ class RowCache(Cache):
             position_ids: int64 ``[N, q]``, the positions that the model embeds, where they are not the slots.
 
         Returns:
-            ``hidden`` ``[N, q, H]`` and, if the trunk exposes it, ``hidden_pre_norm``.
+            ``hidden`` ``[N, q, H]``.
 
         Raises:
             ValueError: the cache has fewer slots than ``visible``.
@@ -167,7 +167,7 @@ class PrefixKeys(Cache):
         >>> trunk = Trunk(causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)).eval()
         >>> row, keys = torch.randint(11, (1, 6)), PrefixKeys(4)
         >>> _ = trunk.states(row[:, :4], past_key_values=keys, use_cache=True)
-        >>> hidden, = keys.follow(trunk, row[:, 4:], torch.tensor([0]))
+        >>> hidden = keys.follow(trunk, row[:, 4:], torch.tensor([0]))
         >>> torch.testing.assert_close(hidden, trunk(row)[:, 4:])
     """
 
@@ -177,7 +177,7 @@ class PrefixKeys(Cache):
         self._prefixes: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
         self._group: Tensor | None = None
 
-    def follow(self, trunk: Trunk, tokens: Tensor, group: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    def follow(self, trunk: Trunk, tokens: Tensor, group: Tensor, **options: Any) -> Tensor:
         """States of tokens ``[N, q]`` right behind the prefixes ``group``, int64 ``[N]``, of their rows.
 
         The ``options``, and that tokens may be embedded, are those of :meth:`Trunk.states`.

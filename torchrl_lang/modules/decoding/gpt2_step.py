@@ -59,7 +59,7 @@ class GPT2Step:
 
     def __init__(self, trunk: Trunk) -> None:
         model: Any = trunk.model
-        self.expose_pre_norm, self.compiled = trunk.expose_pre_norm, trunk.compiled
+        self.compiled = trunk.compiled
         self.tokens, self.positions = model.wte.weight, model.wpe.weight
         self._trunk = trunk
         self.blocks = [_Block(block) for block in model.h]
@@ -83,9 +83,7 @@ class GPT2Step:
         if built != expected or not all(map(_plain, model.modules())):
             return False
         parameters = list(model.parameters())
-        alike = len({(type(p), p.dtype, p.device) for p in parameters}) == 1 and type(parameters[0]) is nn.Parameter
-        keeps = not trunk.expose_pre_norm or any(keeper is trunk for keeper in _keepers(model.ln_f))
-        return alike and keeps
+        return len({(type(p), p.dtype, p.device) for p in parameters}) == 1 and type(parameters[0]) is nn.Parameter
 
     def applies(self, tokens: Tensor) -> bool:
         """Whether the step can replace the model now: no gradients, no autocast, no hooks on all modules.
@@ -108,11 +106,11 @@ class GPT2Step:
         *,
         rows: Tensor | None = None,
         position_ids: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         """Add tokens to the cache as :meth:`RowCache.extend` does; the states of one token of each row.
 
         Returns:
-            ``hidden`` ``[N, H]`` at the indices ``last`` (int64 ``[N]``) and, if exposed, ``hidden_pre_norm``.
+            ``hidden`` ``[N, H]`` at the indices ``last`` (int64 ``[N]``).
         """
         n, q = tokens.shape[:2]
         slots = cache.expect(tokens, positions, visible, rows=rows)
@@ -131,8 +129,7 @@ class GPT2Step:
                 x, query = x.view(n, q, -1)[row, last], query[row, :, last].unsqueeze(2)
                 mask = scores(place[row, last].unsqueeze(-1), keys.shape[2], x.dtype)
             x = block.finish(x, query, keys, values, mask, self._buffer)
-        hidden = F.layer_norm(x, *self.final_norm)
-        return (hidden, x) if self.expose_pre_norm else (hidden,)
+        return F.layer_norm(x, *self.final_norm)
 
     def _buffer(self, name: str, rows: int, width: int) -> Tensor:
         """Reused memory for ``[rows, width]`` numbers, because mapping new pages costs as much as the computation."""
@@ -192,14 +189,8 @@ def _parts(layers: int, activation: str) -> list[tuple[str, type]]:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether a module is in evaluation mode, without wrappers, and without hooks but those of trunks."""
+    """Whether a module is in evaluation mode, without wrappers and hooks."""
     own: Any = vars(module)
-    hooked = own["_forward_hooks"] or len(own["_forward_pre_hooks"]) > len(_keepers(module))
+    hooked = own["_forward_hooks"] or own["_forward_pre_hooks"]
     replaced = "forward" in own or own.get("_compiled_call_impl") or own.get("max_norm")
     return not (module.training or hooked or replaced)
-
-
-def _keepers(module: nn.Module) -> list[Trunk]:
-    """The trunks whose hooks store the input of a module."""
-    hooks: Any = module._forward_pre_hooks.values()
-    return [hook.__self__ for hook in hooks if getattr(hook, "__func__", None) is Trunk._keep_pre_norm]

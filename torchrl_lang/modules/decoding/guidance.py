@@ -15,7 +15,7 @@ from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, joined, split_actor
 from torchrl_lang.modules.head_values import ACTION_VALUE, STATE_VALUE, UTTERANCE_VALUE, apply_head, check_writes
 from torchrl_lang.modules.heads import ActionValueHead
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_module
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_module
 
 VALUE_STATES = "value_"
 """Beginning of the names of a separate value trunk's states."""
@@ -86,10 +86,9 @@ class ValueGuidance(nn.Module):
         self.beta, self.weighting, self.clip, self.include_logits = beta, weighting, clip, include_logits
         self.value_min, self.value_max = value_min, value_max
 
-    def forward(self, hidden: Tensor, hidden_pre_norm: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """The term for every next token, ``[N, H] -> [N, V]``."""
-        states = {HIDDEN: hidden} if hidden_pre_norm is None else {HIDDEN: hidden, HIDDEN_PRE_NORM: hidden_pre_norm}
-        return self._term(states)
+        return self._term({HIDDEN: hidden})
 
     def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
         """The term for every next token, from a runner's states; or for some tokens, int64 ``[N, k] -> [N, k]``.
@@ -134,10 +133,10 @@ class ValueGuidance(nn.Module):
         if tokens is None:
             return apply_head(self.qvalue, states, ACTION_VALUE)
         head: Any = self.qvalue
-        if type(head) is TensorDictModule and head.in_keys == [getattr(head.module, "in_key", None)]:
+        if type(head) is TensorDictModule and head.in_keys == [HIDDEN]:
             head = head.module
-        if isinstance(head, ActionValueHead) and head.in_key in states:
-            return head.among(states[head.in_key], tokens)
+        if isinstance(head, ActionValueHead) and HIDDEN in states:
+            return head.among(states[HIDDEN], tokens)
         everything = apply_head(self.qvalue, states, ACTION_VALUE)
         return everything.gather(-1, tokens.unsqueeze(-2).expand(-1, everything.shape[-2], -1))
 
@@ -227,7 +226,7 @@ class LikelihoodGuidance(ValueGuidance):
         super().__init__(joined([values] if head is None else [head, values]), beta=beta, value_trunk=trunk)
         self.ratio = ratio
 
-    def forward(self, hidden: Tensor, hidden_pre_norm: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """The term for every next token, ``[N, H] -> [N, V]``, from what the model's own trunk writes.
 
         Raises:
@@ -235,7 +234,7 @@ class LikelihoodGuidance(ValueGuidance):
         """
         if self.ratio:
             raise ValueError(f"ratio=True needs the '{LOGITS}' of the guided actor: call term(states), not the module.")
-        return super().forward(hidden, hidden_pre_norm)
+        return super().forward(hidden)
 
     def term(self, states: Mapping[str, Tensor], tokens: Tensor | None = None) -> Tensor:
         """See :meth:`ValueGuidance.term`; with ``ratio`` it also reads the actor's ``logits``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torchrl_lang.modules.decoding.prefix_cache import Compaction, Transcripts
 from torchrl_lang.modules.features import RowFeatures, reads_features, take
 from torchrl_lang.modules.head_values import States, apply_head
 from torchrl_lang.modules.row_groups import shared_prefix
-from torchrl_lang.modules.trunk import HIDDEN, HIDDEN_PRE_NORM, Trunk, trunk_of
+from torchrl_lang.modules.trunk import HIDDEN, Trunk, trunk_of
 from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
 
 if TYPE_CHECKING:
@@ -105,20 +105,20 @@ class CachedRunner:
         whole = [PrefillChunk(None, tokens.shape[1], tokens.shape[1])]
         chunks = whole if known is None else prefill_chunks(length, known)
         if len(chunks) == 1:
-            return self._named(self._read(tokens, length, chunks[0], self._count))
+            return {HIDDEN: self._read(tokens, length, chunks[0], self._count)}
         read = []
         for chunk in chunks:
             count = None if self._count is None else self._count[chunk.rows]
             read.append(self._read(tokens[chunk.rows], length[chunk.rows], chunk, count))
         back = torch.cat([chunk.rows for chunk in chunks if chunk.rows is not None]).argsort()
-        return self._named([torch.cat(states)[back] for states in zip(*read, strict=True)])
+        return {HIDDEN: torch.cat(read)[back]}
 
     def decode(self, token: Tensor, position: Tensor, visible: int) -> States:
         """Read one more token of each row."""
         only, slot = torch.zeros_like(token), position if self._count is None else position + self._count
         at = slot.unsqueeze(-1)
         options = {} if self._count is None else {"position_ids": self.trunk.position_ids(at, self._count)}
-        return self._named(self._extend(token.unsqueeze(-1), at, visible + self._places, only, **options))
+        return {HIDDEN: self._extend(token.unsqueeze(-1), at, visible + self._places, only, **options)}
 
     def reorder(self, rows: Tensor) -> None:
         """Continue with these rows, which may repeat."""
@@ -145,7 +145,7 @@ class CachedRunner:
         self.cache.copy_front(cut, first[found.group], new)
         return before.index_copy(0, new, (length[new] - 1).clamp_max(cut))
 
-    def _read(self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, count: Tensor | None) -> Sequence[Tensor]:
+    def _read(self, tokens: Tensor, length: Tensor, chunk: PrefillChunk, count: Tensor | None) -> Tensor:
         """Read the chunk's part of rows of tokens ``[N, q]``, or embedded with ``count`` features, ``[N, q, H]``."""
         begin: Tensor | None = None
         if chunk.width < chunk.longest:
@@ -162,17 +162,12 @@ class CachedRunner:
 
     def _extend(
         self, tokens: Tensor, positions: Tensor | None, visible: int | None, last: Tensor, **options: Any
-    ) -> Sequence[Tensor]:
+    ) -> Tensor:
         """Read tokens ``[N, q]``, see :meth:`RowCache.extend`; the states of the ``last`` of each row, ``[N, H]``."""
         if self._step is not None and self._step.applies(tokens):
             return self._step(self.cache, tokens, positions, visible, last, **options)
         states = self.cache.extend(self.trunk, tokens, positions, visible, **options)
-        row = torch.arange(tokens.shape[0], device=tokens.device)
-        return [state[row, last] for state in states]
-
-    @staticmethod
-    def _named(states: Sequence[Tensor]) -> States:
-        return dict(zip((HIDDEN, HIDDEN_PRE_NORM), states, strict=False))
+        return states[torch.arange(tokens.shape[0], device=tokens.device), last]
 
 
 class RecomputingRunner:

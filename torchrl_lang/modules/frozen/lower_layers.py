@@ -142,9 +142,8 @@ def _divides(trunk: Trunk, row: Tensor) -> bool:
     if trunk.model not in _divided:
         real = torch.ones_like(row, dtype=torch.bool)
         with torch.no_grad(), eval_mode(trunk):
-            found = [trunk(row, real, frozen=frozen) for frozen in (None, trunk.frozen_states(row, real))]
-        one, other = ((states[0] if trunk.expose_pre_norm else states).double() for states in found)
-        _divided[trunk.model] = _are_alike(one, other)
+            one, other = trunk(row, real), trunk(row, real, frozen=trunk.frozen_states(row, real))
+        _divided[trunk.model] = _are_alike(one.double(), other.double())
     return _divided[trunk.model]
 
 
