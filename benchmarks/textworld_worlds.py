@@ -1,7 +1,7 @@
 """Imitation in worlds of TextWorld (arXiv 2510.01132), on games never seen: ``python -m benchmarks.textworld_worlds``.
 
 Demonstrations are of training games alone, by an expert with some random commands. A name, such as "desk", means no
-more than what the game says of it, so copies of the demonstrations exchange the names at random, and a small model
+more than what the game writes of it, so copies of the demonstrations exchange the names at random, and a small model
 learns to copy them from the text. A call makes, trains and plays what is missing in its folder.
 """
 
