@@ -35,9 +35,9 @@ class World(NamedTuple):
 
 
 GAMES = "--kind custom --template lower --games 640 --valid 40 --test 100 --action-length 24 --episodes 3000"
-TRAIN = "--layers 3 --width 128 --steps 3000 --batch-size 16 --lr 3e-3 --eval-every 500 --eval-games 100"
+TRAIN = "--layers 3 --width 128 --steps 1500 --batch-size 16 --lr 3e-3 --eval-every 500 --eval-games 100"
 WORLDS = {"w2-o3-q4": World(12, 768), "w4-o6-q8": World(24, 2048)}
-COPIES = 8
+COPIES = 4
 OFTEN = 0.12
 """Words of names that a greater share of the rows have are words of the engine's sentences, too."""
 REPORT = 2_000_000

@@ -74,7 +74,7 @@ def train(loss, rows, *phases):
 
 
 BETA = 0.5
-SHORT, LONG, LONGEST = ((80, 0.1), (60, 0.02)), ((140, 0.1), (60, 0.02)), ((200, 0.1), (150, 0.02))
+SHORT, LONG, LONGEST = ((80, 0.1), (60, 0.02)), ((200, 0.1), (100, 0.02)), ((200, 0.1), (150, 0.02))
 
 
 class LastThree(nn.Module):
@@ -126,7 +126,7 @@ def probabilities(actor, env):
 @pytest.fixture(scope="module")
 def imitation(env, walks):
     actor = tabular_actor(env)
-    train(BCLoss(actor, actor_normalizer="action"), walks, *SHORT)
+    train(BCLoss(actor, actor_normalizer="action"), walks, *LONGEST)
     expected = torch.tensor([LEFT, RIGHT, NOTHING]).expand(LENGTH - 1, 3)
     torch.testing.assert_close(probabilities(actor, env), expected, rtol=0, atol=0.04)
     return frozen_copy(actor)
