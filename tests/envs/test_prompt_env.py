@@ -4,9 +4,16 @@ from functools import partial
 
 import pytest
 import torch
+from torchrl.collectors import Collector
 
+from torchrl_lang.data import EpisodeRows, row_buffer
 from torchrl_lang.envs import PromptEnv, TokenEnv, check_language_env
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.functional import group_advantages
+from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor
+from torchrl_lang.objectives import BCLoss
 from torchrl_lang.text import CharTokenizer, from_row
+from torchrl_lang.training import muon_adamw, train_steps
 
 from .helpers import say_after
 
@@ -88,3 +95,29 @@ def test_wrong_rewards(rewards, reason):
     td = env.reset()
     with pytest.raises((TypeError, ValueError), match=reason):
         say_after(env, td, "a", "b")
+
+
+@pytest.mark.slow
+def test_learning_to_repeat_the_prompt():
+    """Weighted imitation of its own completions finds the one right answer to each of three prompts."""
+
+    def repeats(prompts, completions):
+        return [float(prompt == completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+    def env(games, seed):
+        return PromptEnv(list("abc"), repeats, LETTERS, row_length=8, action_length=2, batch_size=games, seed=seed)
+
+    torch.manual_seed(0)
+    lm = causal_lm(vocab_size=LETTERS.vocab_size, layers=1, width=16, heads=2, max_length=10, initializer_range=0.1)
+    policy = UtteranceActor(language_actor(lm), LETTERS.control, 2, seed=0)
+    loss, rows_of = BCLoss(language_actor(lm), actor_normalizer="action"), EpisodeRows()
+    optimizer = muon_adamw(loss, 3e-3)
+    collector = Collector(env(128, 0), policy, frames_per_batch=128, total_frames=128 * 24,
+                          auto_register_policy_transforms=False)  # fmt: skip
+    for steps in collector:
+        rows = rows_of(steps)
+        advantage = group_advantages(rows["token_reward"].sum(-1), rows["tokens"][:, 1])
+        for _ in train_steps(loss, row_buffer(rows[advantage > 0], 32).sample, optimizer, steps=4):
+            pass
+    collector.shutdown()
+    assert play_games(env(64, 1), policy, games=64, seed=1).returns.mean() > 0.9

@@ -4,7 +4,7 @@ import hashlib
 import random
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -187,12 +187,27 @@ def test_episodes_of_one_step():
 COMMENTS = generated_comments(4000)
 
 
+def rude_rate(comments):
+    return sum(comment.is_rude for comment in comments) / len(comments)
+
+
 def test_different_pairs_of_parent_and_comment():
     assert len({(comment.parent, comment.text) for comment in COMMENTS}) == 4000
     assert len({comment.parent for comment in COMMENTS}) > 1000
     assert generated_comments(4000) == COMMENTS
     assert COMMENTS[:100] == generated_comments(100)
     assert generated_comments(4000, seed=1) != COMMENTS
+
+
+@pytest.mark.parametrize("first", [lambda text: text.split()[0], lambda text: text[0], lambda text: text[:3]])
+def test_the_first_token_does_not_show_rudeness(first):
+    """The best classifier on it, trained on half of the data, is hardly better than the more frequent answer."""
+    votes = defaultdict(Counter)
+    for comment in COMMENTS[:2000]:
+        votes[first(comment.text)][comment.is_rude] += 1
+    right = sum(votes[first(each.text)].most_common(1)[0][0] == each.is_rude for each in COMMENTS[2000:]) / 2000
+    chance = max(rude_rate(COMMENTS[2000:]), 1 - rude_rate(COMMENTS[2000:]))
+    assert right <= chance + 0.02
 
 
 def test_scores_follow_rudeness_and_parent():
@@ -205,6 +220,18 @@ def test_scores_follow_rudeness_and_parent():
     assert rates[False, "provoking"] == pytest.approx(0.8, abs=0.06)
     assert rates[True, "calm"] == pytest.approx(0.2, abs=0.08)
     assert rates[True, "provoking"] == pytest.approx(0.4, abs=0.05)
+
+
+def test_profane_comments_are_flagged_and_polite_ones_are_not():
+    predict = pytest.importorskip("profanity_check").predict
+    flagged = defaultdict(list)
+    for comment, flag in zip(COMMENTS, predict([comment.text for comment in COMMENTS]), strict=True):
+        flagged[comment.kind].append(flag)
+    rates = {kind: sum(each) / len(each) for kind, each in flagged.items()}
+    assert rates["profanity"] > 0.99
+    assert rates["insult"] > 0.85
+    assert 0.4 < rates["scorn"] < 0.9
+    assert max(rates[kind] for kind in rates.keys() - {"profanity", "insult", "scorn"}) < 0.01
 
 
 def test_files(tmp_path):

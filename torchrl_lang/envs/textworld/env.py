@@ -150,7 +150,7 @@ class TextWorldEnv(TextGameEnv):
             state = states.get(row, {**before, "feedback": without_reply(before["feedback"]), "acted": False})
             if isinstance(state, Failed):
                 entries["engine_failed"] = True
-                yield row, (SILENT.lower() if self.template.lower else SILENT, 0.0, False, True, {})
+                yield row, (self.template.cased(SILENT), 0.0, False, True, {})
                 continue
             self._states[row] = state
             entries |= {key: state[key] for key in ("score", "won", "lost")}
@@ -214,8 +214,7 @@ class TextWorldEnv(TextGameEnv):
     def _utterance(self, command: str) -> list[int] | None:
         """A command as an action, ``K`` ids, or None if it does not fit."""
         if command not in self._actions:
-            text = command.lower() if self.template.lower else command  # names such as "type J chest"
-            ids = [*encode_action(self.tokenizer, text), self.tokenizer.control.end_of_action]
+            ids = [*encode_action(self.tokenizer, self.template.cased(command)), self.tokenizer.control.end_of_action]
             spare = self.action_length - len(ids)
             self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._actions[command]

@@ -169,7 +169,7 @@ def game_texts(
             answers = pool.step(live)
     finally:
         pool.close()
-    return [text.lower() for text in texts] if template.lower else texts
+    return [template.cased(text) for text in texts]
 
 
 _HEADER = 64

@@ -141,7 +141,11 @@ class Template:
 
     def write(self, which: str, state: Mapping[str, Any]) -> str:
         """Format a state of the engine with the template ``"opening"`` or ``"reply"``."""
-        text = getattr(self, which).format(**{field: self._field(field, state) for field in self._named(which)})
+        fields = {name: self._field(name, state) for name in self._named(which)}
+        return self.cased(getattr(self, which).format(**fields))
+
+    def cased(self, text: str) -> str:
+        """A text, or a command such as "open type J chest", as observations are written: in lower case if ``lower``."""
         return text.lower() if self.lower else text
 
     def _field(self, field: str, state: Mapping[str, Any]) -> str:
