@@ -23,7 +23,7 @@ import torchrl_lang
 from torchrl_lang import _files, _ranks
 from torchrl_lang._checks import Count, checked
 from torchrl_lang._files import FileError, Record, RecordFolder, shorten
-from torchrl_lang.modules.sharding import load_whole
+from torchrl_lang.modules.sharding import any_sharded, load_whole
 from torchrl_lang.training.metrics import nonfinite_parameters
 from torchrl_lang.training.state import CheckpointError, join_state, split_state
 
@@ -145,7 +145,9 @@ class Checkpointer:
         # A new name even for an old step, because renaming onto an existing folder is not atomic.
         attempt = max((again for number, again, _ in self._folders() if number == step), default=-1) + 1
         path = self.folder / (f"step-{step:09d}" + (f"-{attempt}" if attempt else ""))
-        self._write(path, step, metrics or {}, {name: obj.state_dict() for name, obj in self._objects.items()})
+        state = {name: obj.state_dict() for name, obj in self._objects.items()}  # of all processes, see PerRank
+        if _ranks.is_first() or any_sharded():
+            self._write(path, step, metrics or {}, state)
         if _ranks.is_first():
             self.prune()
         _ranks.wait()
@@ -161,8 +163,8 @@ class Checkpointer:
         scores = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         manifest = _Manifest(step=step, metrics=scores, objects=tuple(self._objects), versions=versions)
         with _FOLDER.write(path, manifest) if _ranks.is_first() else nullcontext(path) as folder:
-            folder = _ranks.from_first(lambda: folder)
             if shards:
+                folder = _ranks.from_first(lambda: folder)
                 to = dcp.HuggingFaceStorageWriter(str(folder / _SHARDS), save_distributed=True)
                 dcp.save(shards, storage_writer=to)  # ends when all processes have written
             if _ranks.is_first():
