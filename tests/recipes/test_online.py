@@ -29,6 +29,7 @@ from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
 from torchrl_lang.recipes.online_algorithms import PPOLearner
 
+from .test_stopping import SIGNALLED
 from .test_workers import listed, shared_names, workers_of
 
 SMALL = ["--iterations", "4", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
@@ -88,6 +89,17 @@ def test_layers_that_do_not_train_are_computed_once_for_reference_and_epochs(rec
         monkeypatch.setattr(online, "with_frozen_states", lambda actor, rows: rows)
     for carried, plain in zip(*(log_of(tmp_path / name) for name in ("carried", "plain")), strict=True):
         assert float(carried["kl"]) == pytest.approx(float(plain["kl"]), rel=1e-3, abs=1e-5)
+
+
+def test_a_killed_run_ends_with_the_same_numbers(start, finished, tmp_path):
+    """Killed without warning in the iteration after its first checkpoint, then called again."""
+    killed, call = tmp_path / "killed", arguments("ppo", start, tmp_path / "killed")
+    place = ("torchrl_lang.objectives", "PPOLoss", "estimate", 3, int(signal.SIGKILL))
+    assert Program("-c", SIGNALLED, *place, *call).wait() == -signal.SIGKILL
+    assert checkpoints(killed)
+    assert not (killed / "model").exists()
+    assert main(call) == 0
+    assert_same_runs(finished, killed)
 
 
 def test_games_are_played_to_their_end_where_new_ones_start(start, tmp_path, monkeypatch):
