@@ -62,20 +62,20 @@ def run(folder: Path, world: str, seed: int) -> dict[str, float]:
 def with_other_names(dataset: RowDataset, games: Sequence[Path], out: Path, seed: int) -> None:
     """Write a dataset and copies of it, in each row of which the words of names are exchanged for each other."""
     rows = dataset[:]
-    names = words_of_names(dataset, games)
+    names = words_of_names(rows[TOKENS], dataset.tokenizer.symbols, games)
     random = torch.Generator().manual_seed(seed)
     copies = [exchanged(rows, names, dataset.tokenizer.vocab_size, random) for _ in range(COPIES - 1)]
     about: dict[str, Any] = {name: dataset.manifest[name] for name in ("source", "notes", "seed")}
     write_dataset(out, torch.cat([rows, *copies]), dataset.tokenizer, **about)
 
 
-def words_of_names(dataset: RowDataset, games: Sequence[Path]) -> Tensor:
+def words_of_names(tokens: Tensor, symbols: Sequence[str], games: Sequence[Path]) -> Tensor:
     """The ids of words that are in names of things, with the space before them, and are rare otherwise."""
     infos = [each for game in games for _, each in json.loads(game.with_suffix(".json").read_text())["infos"]]
     words = {" " + word for each in infos for word in re.findall("[a-z]+", (each["name"] or "").lower())}
-    index = {symbol: number for number, symbol in enumerate(dataset.tokenizer.symbols)}
+    index = {symbol: number for number, symbol in enumerate(symbols)}
     ids = torch.tensor([index[word] for word in sorted(words) if word in index])
-    shares = torch.stack([(dataset[:][TOKENS] == number).any(-1).float().mean() for number in ids])
+    shares = torch.stack([(tokens == number).any(-1).float().mean() for number in ids])
     return ids[shares < OFTEN]
 
 

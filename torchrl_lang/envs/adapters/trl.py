@@ -9,7 +9,7 @@ from typing import Any
 from torchrl_lang.envs.game_turn import GamePlace, TextGame
 
 _FINISHED = "The game is over."
-"""What the tool returns when, and after, a game ends."""
+"""The result of the tool when a game ends, and of calls after that."""
 
 
 def trl_environment(
@@ -24,8 +24,7 @@ def trl_environment(
 
     TRL calls ``reset`` with the columns of a prompt's row and appends the opening to the prompt. The model calls the
     method ``method(text)`` as a tool, once per turn. ``get_reward()`` and the attribute ``reward`` are the sum of the
-    rewards since the last reset. All completions of a prompt play the game of
-    the row's ``seed``, an integer.
+    rewards since the last reset. All completions of a prompt play the game of the row's ``seed``, an integer.
 
     TRL turns errors of a game into results of the tool, which the model reads; ``check_language_env`` finds them first.
 

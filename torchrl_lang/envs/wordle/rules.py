@@ -110,9 +110,9 @@ _VARIATION = "\N{VARIATION SELECTOR-16}"  # may follow an emoji and changes noth
 
 LETTERS_OF_CODE = ["".join("byg"[colour] for colour in colours) for colours in colours_of_codes().tolist()]
 """Five letters for the colours of each of the 243 codes, such as ``bybbg``."""
-"""The tokenizer's symbols for them, such as ``<b><y><b><b><g>``."""
 CODE_OF_LETTERS = {letters: code for code, letters in enumerate(LETTERS_OF_CODE)}
 CODE_OF_SYMBOLS = {"".join(f"<{letter}>" for letter in letters): code for letters, code in CODE_OF_LETTERS.items()}
+"""The codes of the tokenizer's symbols, such as ``<b><y><b><b><g>``."""
 
 
 def tile_colours(text: str) -> str | None:
