@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.common import RESULTS, machine
 from torchrl_lang._files import write_file
 from torchrl_lang.data import RowDataset, write_dataset
+from torchrl_lang.envs.textworld.games import theme_words
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.datasets import open_dataset
 from torchrl_lang.recipes.load_run import load_run
@@ -51,30 +52,27 @@ def run(folder: Path, world: str, seed: int) -> dict[str, float]:
         games = f"{GAMES} --world {world} --max-turns {limits.turns} --row-length {limits.row_length}"
         run_in_parallel({"data": ["generate", "textworld", *games.split(), "--out", str(data), "--seed", str(seed)]})
     if not renamed.exists():
-        dataset, task = open_dataset(data)
-        with_other_names(dataset, task.sets().train, renamed, seed)
+        with_other_names(open_dataset(data)[0], renamed, seed)
     if not (bc / "model").exists():
         places = ["--data", str(renamed), "--out", str(bc), "--seed", str(seed)]
         run_in_parallel({"bc": ["train", "bc", *TRAIN.split(), *places]})
     return won(bc, seed)
 
 
-def with_other_names(dataset: RowDataset, games: Sequence[Path], out: Path, seed: int) -> None:
+def with_other_names(dataset: RowDataset, out: Path, seed: int) -> None:
     """Write a dataset and copies of it, in each row of which the words of names are exchanged for each other."""
     rows = dataset[:]
-    names = words_of_names(rows[TOKENS], dataset.tokenizer.symbols, games)
+    names = words_of_names(rows[TOKENS], dataset.tokenizer.symbols)
     random = torch.Generator().manual_seed(seed)
     copies = [exchanged(rows, names, dataset.tokenizer.vocab_size, random) for _ in range(COPIES - 1)]
     about: dict[str, Any] = {name: dataset.manifest[name] for name in ("source", "notes", "seed")}
     write_dataset(out, torch.cat([rows, *copies]), dataset.tokenizer, **about)
 
 
-def words_of_names(tokens: Tensor, symbols: Sequence[str], games: Sequence[Path]) -> Tensor:
-    """The ids of words that are in names of things, with the space before them, and are rare otherwise."""
-    infos = [each for game in games for _, each in json.loads(game.with_suffix(".json").read_text())["infos"]]
-    words = {" " + word for each in infos for word in re.findall("[a-z]+", (each["name"] or "").lower())}
-    index = {symbol: number for number, symbol in enumerate(symbols)}
-    ids = torch.tensor([index[word] for word in sorted(words) if word in index])
+def words_of_names(tokens: Tensor, symbols: Sequence[str]) -> Tensor:
+    """The ids of words of the engine's names, with the space before them, that are rare in the rows otherwise."""
+    words = {" " + word for word in re.findall("[a-z]+", theme_words().lower())}
+    ids = torch.tensor([number for number, symbol in enumerate(symbols) if symbol in words])
     shares = torch.stack([(tokens == number).any(-1).float().mean() for number in ids])
     return ids[shares < OFTEN]
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -170,6 +171,25 @@ def game_texts(
     finally:
         pool.close()
     return [template.cased(text) for text in texts]
+
+
+def theme_words() -> str:
+    """All words from which the engine makes names of rooms and things, and those of their descriptions.
+
+    They are read from the grammar of the engine's generators, so a tokenizer that has them knows the names in games
+    that nobody has played.
+    """
+    grammar = "textworld/generator/data/text_grammars/house_obj.twg"
+    text = Path(str(importlib.metadata.distribution("textworld").locate_file(grammar))).read_text(encoding="utf-8")
+    alternatives = dict(re.findall(r"(?m)^([^#:\n][^:\n]*):(.*)$", text))
+
+    def compounds(symbol: re.Match[str]) -> str:
+        """Of "#berry#berry" the words strawberry, blueberry, ...; other symbols have lines of their own."""
+        beginnings = alternatives.get(symbol[1], "").split(";") if symbol[2] else []
+        return " ".join(beginning + symbol[2] for beginning in beginnings)
+
+    words = re.sub(r"#([^#]*)#(\w*)", compounds, " ; ".join(alternatives.values()))
+    return " ".join(re.sub(r"\[[^]]*\]|[;|]", " ", words).split())
 
 
 _HEADER = 64

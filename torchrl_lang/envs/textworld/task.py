@@ -15,7 +15,15 @@ from torch import Tensor
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import write_file
 from torchrl_lang.envs.textworld.env import TextWorldEnv
-from torchrl_lang.envs.textworld.games import Apart, GameSets, TextWorldSpec, build_games, game_texts, split_games
+from torchrl_lang.envs.textworld.games import (
+    Apart,
+    GameSets,
+    TextWorldSpec,
+    build_games,
+    game_texts,
+    split_games,
+    theme_words,
+)
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import GameRecords
@@ -40,7 +48,8 @@ class TextWorldTask(Task):
     solutions is the engine's: 108 corridors of ``coin_collector`` at level 5; 36 ways to cook in ``simple``. Games with
     one solution differ in the wording of objective and rooms. With ``apart="games"`` only equal games stay together.
 
-    The tokenizer has the words of the training games and spells other words letter by letter. ``options`` are those of
+    The tokenizer has the words of the training games, and of ``custom`` ones all words of the engine's names
+    (:func:`~torchrl_lang.envs.textworld.games.theme_words`); it spells other words letter by letter. ``options`` are those of
     the ``kind`` of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`, such as ``{"level": 5}``, as sorted pairs;
     :meth:`of` takes a mapping. The other fields are described in :class:`TextWorldGames`.
 
@@ -109,11 +118,12 @@ class TextWorldTask(Task):
     def tokenizer(self) -> CharTokenizer:
         """The words of the training games, from a file beside them, because collecting them means playing all games."""
         games, template = self.sets().train, TEMPLATES[self.template]
-        content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config()]
+        names = [template.cased(theme_words())] if self.kind == "custom" else []
+        content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config(), *names]
         path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
         if not path.exists():
-            tokenizer = word_tokenizer(game_texts(games, template, workers=os.cpu_count() or 1, steps=200))
-            write_file(path, json.dumps(tokenizer.config()))
+            texts = game_texts(games, template, workers=os.cpu_count() or 1, steps=200)
+            write_file(path, json.dumps(word_tokenizer([*texts, *names]).config()))
         return CharTokenizer.from_config(json.loads(path.read_text(encoding="utf-8")))
 
     def env(self, batch_size: int, *, split: str = "train", **options: Any) -> TextWorldEnv:
