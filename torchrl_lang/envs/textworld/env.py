@@ -18,7 +18,15 @@ from torchrl_lang.envs.seeded_env import flags, token_ids
 from torchrl_lang.envs.text_game import GameOptions, TextGameEnv
 from torchrl_lang.envs.textworld.engine import EnginePool, Failed, require_textworld
 from torchrl_lang.envs.textworld.games import game_files
-from torchrl_lang.envs.textworld.text import SILENT, TEMPLATES, Template, clean_command, is_meta, without_reply
+from torchrl_lang.envs.textworld.text import (
+    SILENT,
+    TEMPLATES,
+    Template,
+    clean_command,
+    exchanged,
+    is_meta,
+    without_reply,
+)
 from torchrl_lang.text.chat_tokenizer import encode_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -73,6 +81,10 @@ class TextWorldEnv(TextGameEnv):
         offers: further entries, see above. All of them cost engine time, the expert's plan most.
         max_admissible: ``M``.
         order: ``"random"`` draws games from the environment's seed, ``"cycle"`` plays them in turn.
+        exchange: words in lower case, such as :func:`~torchrl_lang.envs.textworld.games.theme_words`, that take each
+            other's places at random in each episode: in the texts, and back in the commands. So a few games teach to
+            copy names, not to know them. The template must be in lower case. Episodes whose ``game_seed`` is below the
+            number of games have the names of the game.
         workers: number of engine processes; default the number of cores, at most one per row.
         time_limit: seconds that the engine may take per command.
         **options: ``row_length``, ``action_length``, ``max_turns`` and others of
@@ -94,6 +106,7 @@ class TextWorldEnv(TextGameEnv):
         offers: Iterable[Offer] | Offer = (),
         max_admissible: int = 64,
         order: str = "random",
+        exchange: Sequence[str] = (),
         workers: int | None = None,
         time_limit: float = 10.0,
         **options: Unpack[GameOptions],
@@ -106,6 +119,11 @@ class TextWorldEnv(TextGameEnv):
         check_options(**{f"offers[{n}]": (name, get_args(Offer)) for n, name in enumerate(self.offers)})
         self.template = TEMPLATES[template] if isinstance(template, str) else template
         self.order, self.max_admissible = order, max_admissible
+        if exchange and not self.template.lower:
+            raise ValueError('exchange needs a template in lower case, such as template="lower".')
+        self.exchange = tuple(exchange)
+        self._others: dict[int, dict[str, str]] = {}
+        """The word that each exchanged word of a row stands for."""
         hidden = {*_OF_THE_TURN} - {*self.offers}
         self._shown_entries = [key for key in _ENTRIES if key not in hidden]
         self._actions: dict[str, list[int] | None] = {}
@@ -136,13 +154,26 @@ class TextWorldEnv(TextGameEnv):
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
         number = {row: place.seed % len(self.games) for row, place in places.items()}
+        self._others |= {row: self._exchanged(place.seed) for row, place in places.items()}
         for row, state in self.pool.begin({row: self.games[game] for row, game in number.items()}).items():
             self._states[row] = state
             self._entries[row] = {**dict.fromkeys(_ENTRIES, 0), "game": number[row], "score": state["score"]}
-            yield row, self.template.write("opening", state)
+            yield row, self._shown_text(row, self.template.write("opening", state))
+
+    def _exchanged(self, seed: int) -> dict[str, str]:
+        """What each exchanged word stands for in the episode of a seed."""
+        if seed < len(self.games):
+            return {}
+        order = torch.randperm(len(self.exchange), generator=torch.Generator().manual_seed(seed)).tolist()
+        return {word: self.exchange[other] for word, other in zip(self.exchange, order, strict=True)}
+
+    def _shown_text(self, row: int, text: str) -> str:
+        """The engine's text with the words of the row's episode."""
+        return exchanged(text, {other: word for word, other in self._others[row].items()})
 
     def _play_all(self, uttered: Mapping[int, list[int]], places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
-        commands = {row: clean_command(self._read(ids)) for row, ids in uttered.items()}
+        texts = {row: clean_command(self._read(ids)) for row, ids in uttered.items()}
+        commands = {row: exchanged(text, self._others[row]) for row, text in texts.items()}
         states = self.pool.step({row: command for row, command in commands.items() if not is_meta(command)})
         for row, command in commands.items():
             before, entries = self._states[row], self._entries[row]
@@ -157,7 +188,8 @@ class TextWorldEnv(TextGameEnv):
             entries |= {"points": float(state["score"] - before["score"]), "invalid": not state["acted"]}
             admissible = before.get("admissible_commands") or ()
             entries["was_admissible"] = not is_meta(command) and command in map(clean_command, admissible)
-            yield row, (self.template.write("reply", state), entries["points"], state["done"], False, {})
+            reply = self._shown_text(row, self.template.write("reply", state))
+            yield row, (reply, entries["points"], state["done"], False, {})
 
     # -- entries beside the rows ---------------------------------------------------------------------------------------
 
@@ -186,7 +218,7 @@ class TextWorldEnv(TextGameEnv):
             values = [self._entries[row][key] for row in range(self._n)]
             out[key] = torch.tensor(values, dtype=_ENTRIES[key], device=self.device)[:, None]
         if "expert" in self.offers:
-            commands = [state["expert"] for state in states]
+            commands = [self._shown_text(row, self.template.cased(state["expert"])) for row, state in enumerate(states)]
             plans = [self._utterance(command) for command in commands]
             if None in plans:
                 long = commands[plans.index(None)]
@@ -202,7 +234,8 @@ class TextWorldEnv(TextGameEnv):
         actions = torch.full(shape, self.tokenizer.control.pad, dtype=torch.int64)
         number = torch.zeros(self._n, 1, dtype=torch.int64)
         for row, texts in enumerate(commands):
-            fitting = [ids for ids in map(self._utterance, self.template.visible(texts)) if ids is not None]
+            visible = [self._shown_text(row, self.template.cased(text)) for text in self.template.visible(texts)]
+            fitting = [ids for ids in map(self._utterance, visible) if ids is not None]
             if len(fitting) > self.max_admissible:
                 raise ValueError(f"{len(fitting)} commands are admissible, max_admissible is {self.max_admissible}.")
             if fitting:
@@ -214,7 +247,7 @@ class TextWorldEnv(TextGameEnv):
     def _utterance(self, command: str) -> list[int] | None:
         """A command as an action, ``K`` ids, or None if it does not fit."""
         if command not in self._actions:
-            ids = [*encode_action(self.tokenizer, self.template.cased(command)), self.tokenizer.control.end_of_action]
+            ids = [*encode_action(self.tokenizer, command), self.tokenizer.control.end_of_action]
             spare = self.action_length - len(ids)
             self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._actions[command]

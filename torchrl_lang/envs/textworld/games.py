@@ -16,7 +16,7 @@ import numpy as np
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import FileError, read_json
 from torchrl_lang.envs.textworld.engine import REMEDY, EnginePool, EngineProcess, Failed, require_textworld
-from torchrl_lang.envs.textworld.text import REFUSED, SILENT, Template
+from torchrl_lang.envs.textworld.text import REFUSED, SILENT, WORD, Template
 
 Apart = Literal["solutions", "games"]
 Kind = Literal["simple", "coin_collector", "treasure_hunter", "cooking", "custom"]
@@ -173,23 +173,27 @@ def game_texts(
     return [template.cased(text) for text in texts]
 
 
-def theme_words() -> str:
-    """All words from which the engine makes names of rooms and things, and those of their descriptions.
+def theme_words() -> list[str]:
+    """The words, in lower case, of the names that the engine's generators give to rooms and things.
 
-    They are read from the grammar of the engine's generators, so a tokenizer that has them knows the names in games
-    that nobody has played.
+    They are read from the grammar of the engine, without the words of its sentences and commands. So a tokenizer that
+    has them knows the names in games that nobody has played.
     """
-    grammar = "textworld/generator/data/text_grammars/house_obj.twg"
-    text = Path(str(importlib.metadata.distribution("textworld").locate_file(grammar))).read_text(encoding="utf-8")
-    alternatives = dict(re.findall(r"(?m)^([^#:\n][^:\n]*):(.*)$", text))
+    folder = importlib.metadata.distribution("textworld").locate_file("textworld/generator/data/text_grammars")
+    names, room, instruction = (
+        (Path(str(folder)) / f"house_{name}.twg").read_text(encoding="utf-8").lower()
+        for name in ("obj", "room", "instruction")
+    )
+    alternatives = dict(re.findall(r"(?m)^([^#:\n][^:\n]*):(.*)$", names))
 
     def compounds(symbol: re.Match[str]) -> str:
         """Of "#berry#berry" the words strawberry, blueberry, ...; other symbols have lines of their own."""
         beginnings = alternatives.get(symbol[1], "").split(";") if symbol[2] else []
         return " ".join(beginning + symbol[2] for beginning in beginnings)
 
-    words = re.sub(r"#([^#]*)#(\w*)", compounds, " ; ".join(alternatives.values()))
-    return " ".join(re.sub(r"\[[^]]*\]|[;|]", " ", words).split())
+    listed = [text for name, text in alternatives.items() if "(name" not in text and "_desc" not in name]
+    words = WORD.findall(re.sub(r"#([^#]*)#(\w*)", compounds, " ; ".join(listed)))
+    return sorted({*words} - {*WORD.findall(room + instruction)})
 
 
 _HEADER = 64

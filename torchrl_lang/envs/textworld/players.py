@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.schema import ACTION
+from torchrl_lang.schema import ACTION, AGENT_MASK
 
 _OFFERED = ("admissible_action", "admissible_mask")
 
@@ -31,6 +31,8 @@ class ExpertPlayer(TensorDictModuleBase):
             ``offers=("expert", "admissible")`` in the environment.
         foreign: fraction of random commands that are taken from another row: admissible in its game and mostly
             impossible in this one, so that the data show the replies to impossible commands.
+        first: the action of the first turn, ``K`` ids, such as those of ``inventory``: what an agent carries when the
+            game begins is named nowhere else.
         seed: seed of the policy's random generator.
 
     Raises:
@@ -38,7 +40,12 @@ class ExpertPlayer(TensorDictModuleBase):
     """
 
     def __init__(
-        self, *, epsilon: float | Sequence[float] = 0.0, foreign: float = 0.0, seed: int | None = None
+        self,
+        *,
+        epsilon: float | Sequence[float] = 0.0,
+        foreign: float = 0.0,
+        first: Sequence[int] | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.epsilon = tuple(epsilon) if isinstance(epsilon, Sequence) else (epsilon,)
@@ -46,7 +53,8 @@ class ExpertPlayer(TensorDictModuleBase):
         probabilities = {f"epsilon[{n}]": (share, "[0, 1]") for n, share in enumerate(self.epsilon)}
         check_options(**{"len(epsilon)": (len(self.epsilon), 1)}, foreign=(foreign, "[0, 1]"), **probabilities)
         self.random = RandomAdmissiblePlayer(seed=seed) if any(self.epsilon) else None
-        self.in_keys = ["expert_action", *(_OFFERED if self.random else ())]
+        self.first = None if first is None else torch.tensor(first)
+        self.in_keys = ["expert_action", AGENT_MASK, *(_OFFERED if self.random else ())]
         self.out_keys = [ACTION]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -59,6 +67,9 @@ class ExpertPlayer(TensorDictModuleBase):
             epsilon = torch.tensor(self.epsilon, dtype=torch.float64)[number % len(self.epsilon)]
             errs = (self.random.stream.uniform(tuple(rows.shape)) < epsilon).to(action.device)
             action = torch.where(errs[..., None], other, action)
+        if self.first is not None:
+            has_acted = tensordict.get(AGENT_MASK).any(-1, keepdim=True)
+            action = torch.where(has_acted, action, self.first.to(action.device))
         return tensordict.set(ACTION, action)
 
     def _random_command(self, player: RandomAdmissiblePlayer, tensordict: TensorDictBase) -> Tensor:

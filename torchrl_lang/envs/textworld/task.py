@@ -30,6 +30,7 @@ from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
 from torchrl_lang.text import CharTokenizer, word_tokenizer
+from torchrl_lang.text.chat_tokenizer import encode_action
 
 _BY_KIND: dict[str, dict[str, Any]] = {
     "coin_collector": {"template": "exits", "row_length": 192, "action_length": 4, "max_turns": 15},
@@ -49,9 +50,10 @@ class TextWorldTask(Task):
     one solution differ in the wording of objective and rooms. With ``apart="games"`` only equal games stay together.
 
     The tokenizer has the words of the training games, and of ``custom`` ones all words of the engine's names
-    (:func:`~torchrl_lang.envs.textworld.games.theme_words`); it spells other words letter by letter. ``options`` are those of
-    the ``kind`` of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`, such as ``{"level": 5}``, as sorted pairs;
-    :meth:`of` takes a mapping. The other fields are described in :class:`TextWorldGames`.
+    (:func:`~torchrl_lang.envs.textworld.games.theme_words`); it spells other words letter by letter. ``options`` are
+    those of the ``kind`` of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`, such as ``{"level": 5}``, as sorted
+    pairs; :meth:`of` takes a mapping. With ``exchange`` the training games exchange these names. The other fields are
+    described in :class:`TextWorldGames`.
 
     Raises:
         ValueError: unknown kind, option, template or ``apart``; later, when games are built, too few for training.
@@ -78,6 +80,7 @@ class TextWorldTask(Task):
     row_length: int = 192
     action_length: int = 4
     max_turns: int = 15
+    exchange: bool = False
 
     def __post_init__(self) -> None:
         check_options(apart=(self.apart, get_args(Apart)), template=(self.template, TEMPLATES))
@@ -118,7 +121,7 @@ class TextWorldTask(Task):
     def tokenizer(self) -> CharTokenizer:
         """The words of the training games, from a file beside them, because collecting them means playing all games."""
         games, template = self.sets().train, TEMPLATES[self.template]
-        names = [template.cased(theme_words())] if self.kind == "custom" else []
+        names = [" ".join(["", *theme_words()])] if self.kind == "custom" else []
         content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config(), *names]
         path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
         if not path.exists():
@@ -129,12 +132,21 @@ class TextWorldTask(Task):
     def env(self, batch_size: int, *, split: str = "train", **options: Any) -> TextWorldEnv:
         """The environment on the games of a split."""
         fixed = {name: getattr(self, name) for name in ("template", "row_length", "action_length", "max_turns")}
+        fixed |= {"exchange": theme_words()} if self.exchange and split == "train" else {}
         return TextWorldEnv(getattr(self.sets(), split), self.tokenizer(), batch_size=[batch_size], **fixed | options)
 
     def behavior_policy(self, options: TextWorldData) -> Player:
         """The experts."""
-        player = ExpertPlayer(epsilon=options.epsilon, foreign=options.foreign, seed=options.seed)
+        first = None if options.first_command is None else self._action(options.first_command)
+        player = ExpertPlayer(epsilon=options.epsilon, foreign=options.foreign, first=first, seed=options.seed)
         return Player(player, {"offers": ("expert", "admissible")})
+
+    def _action(self, command: str) -> list[int]:
+        tokenizer = self.tokenizer()
+        ids = [*encode_action(tokenizer, command), tokenizer.control.end_of_action]
+        if len(ids) > self.action_length:
+            raise ValueError(f"{command!r} has {len(ids)} tokens with its end, action_length is {self.action_length}.")
+        return ids + [tokenizer.control.pad] * (self.action_length - len(ids))
 
     def number_of_episodes(self, options: TextWorldData) -> int:
         """Number of episodes."""

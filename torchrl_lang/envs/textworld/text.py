@@ -20,6 +20,9 @@ _META = frozenset(
 )
 """First words of commands that leave the game, write files, undo, or print hidden state. ``n`` (north) is allowed."""
 
+WORD = re.compile("[a-z]+(?:-[a-z]+)*")
+"""A word in lower case, such as "half-eaten"."""
+
 _STATUS = re.compile(r"\n?>[ ]{20,}.*\Z", re.DOTALL)
 _PROMPT = re.compile(r"\n>[ ]*\Z")
 _OVER = re.compile(r"Would you like to RESTART,.*\Z", re.DOTALL)
@@ -46,6 +49,17 @@ def without_reply(feedback: str) -> str:
     """The engine's last feedback with its text replaced by :data:`REFUSED`; the status line is kept."""
     status = _STATUS.search(feedback)
     return REFUSED + (status[0] if status else "")
+
+
+def exchanged(text: str, words: Mapping[str, str]) -> str:
+    """The text with words replaced by others; only words in lower case.
+
+    Examples:
+        >>> from torchrl_lang.envs.textworld.text import exchanged
+        >>> exchanged("take the key from the dish-pit", {"key": "sofa", "dish-pit": "attic"})
+        'take the sofa from the attic'
+    """
+    return WORD.sub(lambda found: words.get(found[0], found[0]), text) if words else text
 
 
 def is_meta(command: str) -> bool:

@@ -63,6 +63,9 @@ class TextWorldGames(Options, group="data"):
     row_length: int | None = option(None, "tokens of a row; none takes what fits the kind", ge=1)
     action_length: int | None = option(None, "tokens of a command with its end; none takes what fits the kind", ge=1)
     max_turns: int | None = option(None, "turns of an episode; none takes what fits the kind", ge=1)
+    exchange: bool = option(
+        False, "exchange the words of names in each training episode, so that few games teach to copy names"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +78,7 @@ class TextWorldGames(Options, group="data"):
 
     def task(self) -> Any:
         """The task."""
-        names = ("games", "valid", "test", "apart", "template", "row_length", "action_length", "max_turns")
+        names = ("games", "valid", "test", "apart", "template", "row_length", "action_length", "max_turns", "exchange")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         kind: Any = task_class("textworld")
         options = {} if self.level is None else {"level": self.level}
@@ -96,9 +99,18 @@ class TextWorldData(TextWorldGames, DataOptions):
         0.0, "share of the random commands taken from another game, most often impossible", ge=0, le=1
     )
 
+    first_command: str | None = option(
+        None, "command of each episode's first turn, such as inventory: what is carried then is named nowhere else"
+    )
+
     def notes(self) -> dict[str, Any]:
         """Settings of the episodes beside the task."""
-        options = {"foreign": self.foreign, "batch": self.batch, "seed_of_play": self.seed}
+        options = {
+            "foreign": self.foreign,
+            "first_command": self.first_command,
+            "batch": self.batch,
+            "seed_of_play": self.seed,
+        }
         return {"epsilon": list(self.epsilon), **options}
 
 
