@@ -121,7 +121,8 @@ class TextWorldTask(Task):
     def tokenizer(self) -> CharTokenizer:
         """The words of the training games, from a file beside them, because collecting them means playing all games."""
         games, template = self.sets().train, TEMPLATES[self.template]
-        names = [" ".join(["", *theme_words()])] if self.kind == "custom" else []
+        # A word is a symbol with the space before it and another without, as after "type 0 ".
+        names = [f"{mark}{word}" for word in theme_words() for mark in " \n"] if self.kind == "custom" else []
         content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config(), *names]
         path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
         if not path.exists():
