@@ -1,6 +1,7 @@
 """TextWorld as a language environment: what it says, what it pays, how it ends, and what it owes to TorchRL."""
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -126,8 +127,11 @@ def test_what_is_offered(make_env):
 def test_commands_are_offered_as_texts_are_written(make_env):
     """Names such as "type J chest" have capitals, of which a template in lower case makes no words."""
     plain, lower = (make_env(template=Template(lower=lower)) for lower in (False, True))
-    assert lower._utterance("open type J chest") == plain._utterance("open type j chest")
-    assert lower._utterance("open type J chest") != plain._utterance("open type J chest")
+    shown = []
+    for env in (plain, lower):
+        env.reset()
+        shown.append(env._shown_text(0, "open type J chest"))
+    assert shown == ["open type J chest", "open type j chest"]
 
 
 def test_set_state_plays_a_row_again(make_env):
@@ -154,6 +158,56 @@ def test_environments_that_cannot_be(games, tokenizer):
         make([Path("nowhere.z8")])
     with pytest.raises(ValueError, match="template"):
         make([games["coin"]], template="shortest")
+
+
+WORDS = ("antique", "bedroom", "trunk", "old", "wooden")
+
+
+def test_names_trade_places_in_each_episode_and_back_in_commands(make_env):
+    """Undone word by word, an episode is that of the game: its texts, and the commands that win it."""
+    options = {"template": Template(lower=True), "row_length": 2500, "action_length": 12}
+    plain = make_env("custom", "simple", **options)
+    env = make_env("custom", "simple", exchange=WORDS, offers=("expert", "admissible"), **options)
+    assert last_words(env, env.reset(game_seed=torch.tensor([1]))) == last_words(
+        plain, plain.reset(game_seed=torch.tensor([1]))
+    )
+    texts = set()
+    for seed in (3, 5, 7, 9):
+        original = last_words(plain, plain.reset(game_seed=torch.tensor([seed])))
+        td = env.reset(game_seed=torch.tensor([seed]))
+        shown = last_words(env, td)
+        texts.add(shown)
+        words = dict(zip(re.findall("[a-z]+", original), re.findall("[a-z]+", shown), strict=True))
+        assert {word for word, other in words.items() if word != other} <= set(WORDS) >= {*words.values()} - {*words}
+        assert len({*words.values()}) == len(words)
+        offered = td["admissible_action"][0][td["admissible_mask"][0]].tolist()
+        assert td["expert_action"][0].tolist() in offered
+        while not td["done"].all():
+            td = env.step(ExpertPlayer()(td))["next"]
+        assert td["won"].all()
+    assert len(texts) > 1
+    with pytest.raises(ValueError, match="lower case"):
+        make_env(exchange=WORDS)
+
+
+def test_a_row_with_exchanged_names_is_played_again(make_env):
+    options = {"template": Template(lower=True), "exchange": WORDS, "row_length": 2500, "action_length": 12}
+    env, other = (make_env("simple", seed=seed, offers="expert", **options) for seed in (0, 1))
+    state = env.step(ExpertPlayer()(env.reset(game_seed=torch.tensor([4]))))["next"]
+    given = state.select(*ROW_KEYS).clone().set("game_seed", env.game_seed)
+    came = other.reset(given, set_state=True)
+    assert (came.select(*ROW_KEYS, "expert_action") == state.select(*ROW_KEYS, "expert_action")).all()
+
+
+def test_an_expert_may_first_look_at_what_it_carries(make_env):
+    env = make_env(offers=("expert", "admissible"))
+    first = env._utterance("inventory")
+    td, said = env.reset(), []
+    while not td["done"].all():
+        td = ExpertPlayer(first=first, epsilon=0.0)(td)
+        said.append(env.tokenizer.decode(td["action"][0].tolist()).split("</a>")[0])
+        td = env.step(td)["next"]
+    assert said == ["inventory", *COIN]
 
 
 BEST = {"simple": 8.0, "coin": 1.0, "treasure": 1.0, "custom": 1.0, "cooking": 11.0}

@@ -14,7 +14,7 @@ from tests.engines import reused
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.envs.textworld.games import game_texts, solution, split_games
+from torchrl_lang.envs.textworld.games import game_texts, solution, split_games, theme_words
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import play_games
@@ -78,6 +78,14 @@ def test_words_come_from_training_games_alone(meals):
     assert tokenizer.config() != word_tokenizer(game_texts([*sets.train, *sets.test], template)).config()
     unheard = "a xylophone, ~ and 5!"
     assert tokenizer.decode(tokenizer.encode(unheard)) == unheard
+
+
+def test_the_engines_names_are_known_before_they_are_met():
+    """And no word of its sentences, by names as they are in games."""
+    words = theme_words()
+    assert {"locker", "boysenberry", "non-euclidean", "restroom", "spork"} <= set(words)
+    assert not {"you", "the", "door", "take", "unlock", "north", "thing", "of"} & set(words)
+    assert words == sorted(set(words))
 
 
 def test_a_world_names_rooms_objects_and_commands(tmp_path):

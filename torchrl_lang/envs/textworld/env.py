@@ -34,6 +34,8 @@ _OF_THE_TURN = ("invalid", "was_admissible")
 _NUMBERS = {"game": torch.int64, "score": torch.float32, "points": torch.float32}
 _ENTRIES = _NUMBERS | dict.fromkeys(("won", "lost", "engine_failed", *_OF_THE_TURN), torch.bool)
 """The entries that have one value per row."""
+_KEPT_ACTIONS = 10_000
+"""Number of commands whose ids are kept."""
 Offer = Literal["expert", "admissible", "invalid", "was_admissible"]
 
 
@@ -168,8 +170,8 @@ class TextWorldEnv(TextGameEnv):
         return {word: self.exchange[other] for word, other in zip(self.exchange, order, strict=True)}
 
     def _shown_text(self, row: int, text: str) -> str:
-        """The engine's text with the words of the row's episode."""
-        return exchanged(text, {other: word for word, other in self._others[row].items()})
+        """A text or command of the engine in the template's case, with the words of the row's episode."""
+        return exchanged(self.template.cased(text), {other: word for word, other in self._others[row].items()})
 
     def _play_all(self, uttered: Mapping[int, list[int]], places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
         texts = {row: clean_command(self._read(ids)) for row, ids in uttered.items()}
@@ -218,7 +220,7 @@ class TextWorldEnv(TextGameEnv):
             values = [self._entries[row][key] for row in range(self._n)]
             out[key] = torch.tensor(values, dtype=_ENTRIES[key], device=self.device)[:, None]
         if "expert" in self.offers:
-            commands = [self._shown_text(row, self.template.cased(state["expert"])) for row, state in enumerate(states)]
+            commands = [self._shown_text(row, state["expert"]) for row, state in enumerate(states)]
             plans = [self._utterance(command) for command in commands]
             if None in plans:
                 long = commands[plans.index(None)]
@@ -234,7 +236,7 @@ class TextWorldEnv(TextGameEnv):
         actions = torch.full(shape, self.tokenizer.control.pad, dtype=torch.int64)
         number = torch.zeros(self._n, 1, dtype=torch.int64)
         for row, texts in enumerate(commands):
-            visible = [self._shown_text(row, self.template.cased(text)) for text in self.template.visible(texts)]
+            visible = [self._shown_text(row, text) for text in self.template.visible(texts)]
             fitting = [ids for ids in map(self._utterance, visible) if ids is not None]
             if len(fitting) > self.max_admissible:
                 raise ValueError(f"{len(fitting)} commands are admissible, max_admissible is {self.max_admissible}.")
@@ -249,5 +251,7 @@ class TextWorldEnv(TextGameEnv):
         if command not in self._actions:
             ids = [*encode_action(self.tokenizer, command), self.tokenizer.control.end_of_action]
             spare = self.action_length - len(ids)
+            if len(self._actions) == _KEPT_ACTIONS:
+                self._actions.clear()  # exchanged names make new commands without end
             self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
         return self._actions[command]

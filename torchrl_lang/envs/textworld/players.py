@@ -54,7 +54,7 @@ class ExpertPlayer(TensorDictModuleBase):
         check_options(**{"len(epsilon)": (len(self.epsilon), 1)}, foreign=(foreign, "[0, 1]"), **probabilities)
         self.random = RandomAdmissiblePlayer(seed=seed) if any(self.epsilon) else None
         self.first = None if first is None else torch.tensor(first)
-        self.in_keys = ["expert_action", AGENT_MASK, *(_OFFERED if self.random else ())]
+        self.in_keys = ["expert_action", *(_OFFERED if self.random else ()), *([] if first is None else [AGENT_MASK])]
         self.out_keys = [ACTION]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
