@@ -143,9 +143,9 @@ def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path):
         save_file({"weight": torch.zeros(10_000)}, path)
 
     for write in (text, tensors):
-        with pytest.raises(OSError, match="File too large") as caught, full_disk():
-            with write_folder(tmp_path / "model") as folder:
-                write(folder / "file")
+        too_large = pytest.raises(OSError, match="File too large")
+        with too_large as caught, full_disk(), write_folder(tmp_path / "model") as folder:
+            write(folder / "file")
         assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "model"))
     with pytest.raises(OSError, match=r"File too large: '.*config.json'"), full_disk():
         write_file(tmp_path / "config.json", "x" * 10_000)
