@@ -36,7 +36,7 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import BCLoss, CQLLoss, DPOLoss, ILQLLoss, PPOLoss, QSFTLoss
 from torchrl_lang.recipes.algorithms import BC
 from torchrl_lang.recipes.initial_model import choose_weights
-from torchrl_lang.recipes.planning import memory, times
+from torchrl_lang.recipes.planning import memory, report
 from torchrl_lang.recipes.planning.options import Plan
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.training import adamw, total_loss
@@ -183,7 +183,7 @@ def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
     job.step()
     job.optimizer.zero_grad()
     held = job.bytes() + peak_bytes(job.step, device())
-    predicted, measured = _times(job.step, plan, lambda rated: times.step_seconds(rated).total, repeats)
+    predicted, measured = _times(job.step, plan, lambda rated: report.step_seconds(rated).total, repeats)
     foreseen = memory.learning_peak(plan) - memory.by_part(plan).keys_and_values  # no game is played here
     return [_memory(name, foreseen, held), _time(name, predicted, measured)]
 
@@ -277,5 +277,5 @@ def _of_acting(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
     predicted = memory.acting_peak(plan) - parts.reference - parts.optimizer - parts.rows
     return [
         _memory(name, predicted, held),
-        _time(name, *_times(job, plan, lambda rated: sum(times.acting_seconds(rated)[:2]), repeats, GAMES)),
+        _time(name, *_times(job, plan, lambda rated: sum(report.acting_seconds(rated)[:2]), repeats, GAMES)),
     ]

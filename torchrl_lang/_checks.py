@@ -121,10 +121,8 @@ def _lies_in(value: object, interval: str) -> bool:
 
 
 def _at_least(value: Any, least: int) -> bool:
-    if isinstance(value, int):
-        return not isinstance(value, bool) and value >= least
     try:
-        return operator.index(value) >= least
+        return not isinstance(value, bool) and operator.index(value) >= least
     except TypeError:  # also of tensors and arrays that hold no integer
         return False
 

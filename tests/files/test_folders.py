@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import pytest
@@ -119,17 +120,22 @@ def test_a_file_system_without_locks_is_no_error(tmp_path, monkeypatch):
         pass
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
-    """No file may grow beyond 1,000 bytes: as a full disk, writing fails in the midst."""
+    """No file may grow beyond 1,000 bytes: as a full disk, writing fails in the midst.
+
+    Not a fixture: pytest writes its report before a fixture ends, and that may go to a file.
+    """
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path, full_disk):
+def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path):
     def text(path):
         path.write_text("x" * 10_000)
 
@@ -137,9 +143,10 @@ def test_errors_of_the_system_name_the_target_and_leave_nothing(tmp_path, full_d
         save_file({"weight": torch.zeros(10_000)}, path)
 
     for write in (text, tensors):
-        with pytest.raises(OSError, match="File too large") as caught, write_folder(tmp_path / "model") as folder:
+        too_large = pytest.raises(OSError, match="File too large")
+        with too_large as caught, full_disk(), write_folder(tmp_path / "model") as folder:
             write(folder / "file")
         assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "model"))
-    with pytest.raises(OSError, match=r"File too large: '.*config.json'"):
+    with pytest.raises(OSError, match=r"File too large: '.*config.json'"), full_disk():
         write_file(tmp_path / "config.json", "x" * 10_000)
     assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import spawned
 from tests.recipes.demos import Trainings
 from tests.recipes.walks import ALGORITHMS, generate, train
 from torchrl_lang.__main__ import main
@@ -18,6 +19,13 @@ def walks(tmp_path_factory):
     for name, options in ALGORITHMS.items():
         assert train(folder, name, name, *options) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def spawn():
+    """Workers of the recipes end with the process that is their parent."""
+    with spawned():
+        yield
 
 
 @pytest.fixture

@@ -133,18 +133,9 @@ def test_it_learns_as_without(engine, tmp_path, monkeypatch):
     size = CharTokenizer.from_alphabet("abc").vocab_size
     causal_lm("llama", vocab_size=size, layers=1, width=16, heads=2, max_length=16).save_pretrained(tmp_path / "lm")
     sizes = {"games": 64, "turns": 1, "iterations": 12, "eval_every": 12, "eval_games": 64, "batch_size": 64}
-    found = PPO(
-        pretrained=str(tmp_path / "lm"),
-        task=f"{module.__name__}:letters_env",
-        out=tmp_path / "run",
-        lr=0.01,
-        warmup=0,
-        value_warmup=0,
-        kl_coef=0.0,
-        kl_target=None,
-        **sizes,
-        **engine,
-    )
+    given = {"pretrained": str(tmp_path / "lm"), "task": f"{module.__name__}:letters_env", "out": tmp_path / "run"}
+    learning = {"lr": 0.01, "warmup": 0, "value_warmup": 0, "kl_coef": 0.0, "kl_target": None}
+    found = PPO(**given, **learning, **sizes, **engine)
     assert train(found) > 2.5  # of at most 3
     assert float(log_of(tmp_path / "run")[0]["return"]) < 1.5
 
@@ -152,10 +143,6 @@ def test_it_learns_as_without(engine, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--collector", "sync"], "--engine plays in this process: leave out --collector sync"),
-        (["--lora-rank", "2"], "--engine has whole weights, no adapters: leave out --lora-rank 2"),
-        (["--engine", "none", "--max-engine-weight", "2"], "--max-engine-weight is about an inference engine"),
-        (["--engine", "none", "--engine-option", "dtype=float32"], "--engine-option is about an inference engine"),
         (["--engine-option", "dtype=float99"], "transformers takes dtype alone, such as bfloat16"),
         pytest.param(
             ["--engine", "vllm"],

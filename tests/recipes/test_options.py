@@ -207,37 +207,55 @@ def test_a_help_text_shows_ranges_presets_and_groups(capsys):
     )
 
 
-def train(*more):
-    return ["train", "ilql", "--data", "data", "--out", "run", *more]
+TRAIN = "train ilql --data data --out run"
+PPO_FROM = "train ppo --out run --start start"
+GRPO_FROM = "train grpo --out run --start start"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (train("--lr", "1e30"), "--lr should be less than or equal to 1, got 1e30"),
-        (train("--width", "15"), "--width must be a multiple of --heads 4, got 15"),
-        (train("--start", "a", "--pretrained", "b"), "Give one of --start a and --pretrained b"),
-        (
-            ["train", "dpo", "--data", "d", "--out", "x", "--beta", "0.1"],
-            "no option --beta; did you mean --reward-scale?",
-        ),
-        (train("--logger", "wandbb"), "--logger should be 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
-        (["train", "bc", "--data", "nowhere", "--out", "x"], "There is no dataset in nowhere"),
-        (["evaluate", "--run", "nowhere"], "There is no run in nowhere"),
-        (["generate", "wordle", "--out", "x", "--words", "0"], "number of words must lie in [1, "),
-        (["generate", "wordle", "--out", "x", "--words", "no/file.txt"], "no/file.txt is missing"),
-        (["generate", "textworld", "--out", "x", "--level", "301"], "no --level 301 of coin_collector"),
-        (["generate", "textworld", "--out", "x", "--world", "w2"], "no --world w2 of coin_collector: write --kind"),
-        (["trian"], "There is no command 'trian' after `python -m torchrl_lang`; did you mean train?"),
-        (["train", "ilq"], "did you mean ilql?"),
-        (["generate", "wordl"], "did you mean wordle?"),
-        (["train"], "The recipe is missing after `python -m torchrl_lang train`: give bc"),
-        ([], "The command is missing"),
+        (f"{TRAIN} --lr 1e30", "--lr should be less than or equal to 1, got 1e30"),
+        (f"{TRAIN} --width 15", "--width must be a multiple of --heads 4, got 15"),
+        (f"{TRAIN} --start a --pretrained b", "Give one of --start a and --pretrained b"),
+        (f"{TRAIN} --lora-rank 2", "trains adapters of a model that exists"),
+        (f"{TRAIN} --pretrained x --lora-layers 2", "give their --lora-rank, too"),
+        (f"{TRAIN} --pretrained x --dtype float16", "Small gradients are 0 in --dtype float16"),
+        (f"{TRAIN} --logger wandbb", "--logger should be 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
+        ("train dpo --data d --out x --beta 0.1", "no option --beta; did you mean --reward-scale?"),
+        ("train bc --data nowhere --out x", "There is no dataset in nowhere"),
+        ("evaluate --run nowhere", "There is no run in nowhere"),
+        (PPO_FROM, "There is no run in start"),
+        (f"{PPO_FROM} --collector sync --games 4 --workers 3", "--games 4 cannot be shared out to 3 workers"),
+        (f"{PPO_FROM} --kl-coef 0", "--kl-coef 0 needs --kl-target none, or a --kl-weight: no"),
+        (f"{PPO_FROM} --kl-weight 0.1", "got --kl-coef 0.2 and --kl-weight 0.1: set one of them to 0"),
+        (f"{PPO_FROM} --lora-rank 2 --top-layers 1", "Give one of --lora-rank"),
+        (f"{PPO_FROM} --curriculum 5 --collector async", "--curriculum draws games in this process"),
+        (f"{PPO_FROM} --engine transformers --collector sync", "--engine plays in this process: leave out --collector"),
+        (f"{PPO_FROM} --engine transformers --lora-rank 2", "--engine has whole weights, no adapters: leave out"),
+        (f"{PPO_FROM} --max-engine-weight 2", "--max-engine-weight is about an inference engine"),
+        (f"{PPO_FROM} --engine-option dtype=float32", "--engine-option is about an inference engine"),
+        (f"{GRPO_FROM} --games 20 --group-size 8", "--games 20 is no multiple of --group-size"),
+        (f"{GRPO_FROM} --games 16 --collector sync --group-size 16", "2 workers with groups of 16"),
+        (f"{GRPO_FROM} --group-size 1", "grpo compares games of the same start"),
+        (f"{GRPO_FROM} --max-staleness 1", "--max-staleness drops single games"),
+        (f"{GRPO_FROM} --kl-coef 0.1", "got --kl-coef 0.1 and --kl-weight 0.04: set one of them to 0"),
+        ("train reinforce++ --out run --start start --drop-equal", "reinforce++ compares games of the same start"),
+        ("train rloo --out run --start start --curriculum 1", "--curriculum should be greater than or equal to 2"),
+        ("generate wordle --out x --words 0", "number of words must lie in [1, "),
+        ("generate wordle --out x --words no/file.txt", "no/file.txt is missing"),
+        ("generate textworld --out x --level 301", "no --level 301 of coin_collector"),
+        ("generate textworld --out x --world w2", "no --world w2 of coin_collector: write --kind"),
+        ("trian", "There is no command 'trian' after `python -m torchrl_lang`; did you mean train?"),
+        ("train ilq", "did you mean ilql?"),
+        ("generate wordl", "did you mean wordle?"),
+        ("train", "The recipe is missing after `python -m torchrl_lang train`: give bc"),
+        ("", "The command is missing"),
     ],
 )
-def test_the_command_line_says_so_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
+def test_the_command_line_says_so_in_a_line(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, *arguments)
+    assert message in refused(capsys, *words.split())
     assert not list(Path().iterdir())
 
 

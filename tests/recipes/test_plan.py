@@ -30,7 +30,7 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import ArCHerLoss
 from torchrl_lang.recipes.algorithms import ALGORITHMS, BC
 from torchrl_lang.recipes.initial_model import choose_weights
-from torchrl_lang.recipes.planning import memory, times
+from torchrl_lang.recipes.planning import memory, report
 from torchrl_lang.recipes.planning.architectures import ARCHITECTURES, of_folder
 from torchrl_lang.recipes.planning.options import METHODS, Plan
 from torchrl_lang.recipes.planning.report import choose
@@ -189,14 +189,14 @@ def test_every_algorithm_is_known():
 def test_operations_and_bytes_worked_out_by_hand():
     plan = Plan(model="Qwen2.5-7B", batch_size=1, row_length=100, agent_share=1.0)
     matrices = 2 * 3584 * 3584 + 2 * 512 * 3584 + 3 * 18_944 * 3584
-    assert times.forward_flops(plan, 10) == 10 * 28 * (2 * matrices + 2 * 3584 * 100)
-    assert times.trunk_flops(plan) == 3 * times.forward_flops(plan, 100)
-    assert times.head_flops(plan) == 100 * 3 * 2 * 152_064 * 3584
+    assert report.forward_flops(plan, 10) == 10 * 28 * (2 * matrices + 2 * 3584 * 100)
+    assert report.trunk_flops(plan) == 3 * report.forward_flops(plan, 100)
+    assert report.head_flops(plan) == 100 * 3 * 2 * 152_064 * 3584
     weights = 4 * 7_615_616_512
     assert memory.model_bytes(plan) == memory.gradient_bytes(plan) == memory.optimizer_bytes(plan) / 2 == weights
     sharded = replace(plan, gpus=8, shard="model")
     assert memory.by_part(sharded).weights == memory.by_part(sharded).gradients == 4 * 7_615_616_512 / 8
-    assert times.communication_bytes(replace(plan, gpus=8)) == 2 * 7 / 8 * 4 * 7_615_616_512
+    assert report.communication_bytes(replace(plan, gpus=8)) == 2 * 7 / 8 * 4 * 7_615_616_512
     online = Plan(model="Qwen2.5-7B", dtype="bfloat16", train="grpo", games=4, row_length=100)
     assert memory.by_part(online).keys_and_values == 2 * 2 * 28 * 512 * 100 * 4
     adapted = replace(online, lora_rank=16)

@@ -122,26 +122,14 @@ def test_what_goes_wrong_ends_in_a_line(address, monkeypatch):
 def test_a_run_on_a_cluster(address, wordle, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     ppo = ["train", "ppo", "--start", wordle / "bc", "--out", run, "--collector", "ray", "--ray-address", address]
-    small = [
-        "--workers",
-        "1",
-        "--games",
-        "8",
-        "--turns",
-        "3",
-        "--iterations",
-        "3",
-        "--value-warmup",
-        "0",
-        "--lr",
-        "0.01",
-    ]
+    small = ["--workers", "1", "--games", "8", "--turns", "3", "--iterations", "3", "--eval-games", "4"]
+    small += ["--value-warmup", "0", "--lr", "0.01"]
     assert "leave out --collector ray" in refused(capsys, *ppo, "--curriculum", "4")
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
         patch.setenv("RANK", "0")
         assert "--collector ray plays for one learner" in refused(capsys, *ppo)
-    assert main([str(word) for word in [*ppo, *small, "--eval-games", "4"]]) == 0
+    assert main([str(word) for word in [*ppo, *small]]) == 0
     log = log_of(run)
     assert abs(float(log[0]["kl"])) < 1e-4 < abs(float(log[2]["kl"]))
     assert all(line.startswith("run: ") for line in "".join(capsys.readouterr()).splitlines())

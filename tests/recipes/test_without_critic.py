@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.processes import spawned
 from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, checkpoints, log_of, refused
+from tests.recipes.lines import assert_same_runs, checkpoints, log_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
@@ -21,6 +20,8 @@ from torchrl_lang.recipes.online import kl_transform, load_initial_policy
 from torchrl_lang.recipes.online_algorithms import GroupLearner, PPOLearner
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.training.curriculum import Curriculum
+
+pytestmark = pytest.mark.usefixtures("spawn")
 
 TASK = "torchrl_lang.envs.games:CorridorEnv"
 SMALL = ["--task", TASK, "--games", "16", "--turns", "3", "--batch-size", "8", "--eval-games", "4", "--lr", "0.003"]
@@ -36,13 +37,6 @@ def start(tmp_path_factory):
     bc = ["train", "bc", "--data", home / "data", "--task", TASK, "--out", home / "bc", *small]
     assert main([*map(str, bc), "--steps", "60", "--eval-every", "60"]) == 0
     return home / "bc"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spawn():
-    """Workers of the recipes end with the process that is their parent."""
-    with spawned():
-        yield
 
 
 def arguments(recipe, start, out, *more):
@@ -156,24 +150,6 @@ def test_an_iteration_without_groups_that_differ_learns_nothing(start, tmp_path,
     log = log_of(tmp_path / "run")
     assert {row["learned_from"] for row in log} == {"0"}
     assert [float(row["kl"]) for row in log] == pytest.approx([0.0] * 4, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "more", "message"),
-    [
-        ("grpo", ["--games", "20", "--group-size", "8"], "--games 20 is no multiple of --group-size"),
-        ("grpo", ["--collector", "sync", "--group-size", "16"], "2 workers with groups of 16"),
-        ("grpo", ["--group-size", "1"], "grpo compares games of the same start"),
-        ("reinforce++", ["--drop-equal"], "reinforce++ compares games of the same start"),
-        ("grpo", ["--max-staleness", "1"], "--max-staleness drops single games"),
-        ("grpo", ["--kl-coef", "0.1"], "got --kl-coef 0.1 and --kl-weight 0.04: set one of them to 0"),
-        ("ppo", ["--kl-weight", "0.1"], "got --kl-coef 0.2 and --kl-weight 0.1: set one of them to 0"),
-        ("ppo", ["--curriculum", "5", "--collector", "async"], "--curriculum draws games in this process"),
-        ("rloo", ["--curriculum", "1"], "--curriculum should be greater than or equal to 2"),
-    ],
-)
-def test_wrong_options_say_what_to_do(recipe, more, message, start, tmp_path, capsys):
-    assert message in refused(capsys, *arguments(recipe, start, tmp_path / "run", *more))
 
 
 @pytest.mark.slow

@@ -134,78 +134,53 @@ class _Demo(NamedTuple):
 
     def run(self) -> dict[str, _Played]:
         """Generate, train and play; each player's games by its name."""
-        data = self.data()
+        options, task = self.options, self.task
+        dialogues: Any = {"game": options.task, "pretrained": task.pretrained, "out": options.out / "data"}
+        data = generate_once(GamesData(**dialogues, games=options.games, seed=options.seed))
         rows = open_dataset(data)[0]
-        summary = self.task.summary(GameRecords.from_rows(rows[:], rows.tokenizer.control), "data")
+        summary = task.summary(GameRecords.from_rows(rows[:], rows.tokenizer.control), "data")
         played = {"data": self._with(_Played(summary=summary, dialogues=[]))}
-        played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None), 0.0)
+        played["zero-shot"] = self._kept("zero-shot, sampled", lambda: (self._untouched(), None))
         states = StatesOfRows()  # BC and ILQL train the same layers of the same model
-        bc = self.bc(data, states)
+        bc = self._offline(BC, data, states, options.bc_steps, _BC, pretrained=task.pretrained)
         # Two trainings with half of the threads each take much less time than one after the other with all of them.
         threads = torch.get_num_threads()
         half = max(1, threads // 2)
         with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (half,)) as pool:
             ppo = None if self._file(_PPO_ROW).exists() else pool.submit(self.ppo, bc)
             torch.set_num_threads(half)
-            ilql = self.train_ilql(data, bc, states)
+            ilql = self._offline(ILQL, data, states, options.ilql_steps or _ILQL_STEPS[options.task], _ILQL, start=bc)
             del states  # hundreds of megabytes
-            played |= self.play_bc(bc) | self.play_ilql(ilql)
+            colder = [{"temperature": each, "seed": self.seed} for each in _TEMPERATURES]
+            guided = [{"beta": beta, "method": "greedy", "min_p": _MIN_P} for beta in options.betas]
+            played["BC"] = self._kept("BC, sampled", lambda: (self._sampled(bc), self._untouched()), bc)
+            played["BC, colder"] = self._kept("BC, colder", partial(self._best, bc, colder), bc)
+            played["BC, greedy"] = self._kept("BC, greedy", partial(self._best, bc, [{"method": "greedy"}]), bc)
+            played["ILQL"] = self._kept("ILQL, greedy", partial(self._best, ilql, guided), ilql)
             torch.set_num_threads(threads)
             return played | (self.ppo(bc) if ppo is None else ppo.result())
-
-    def data(self) -> Path:
-        """Dialogues of the scripted player."""
-        options: Any = {"games": self.options.games, "seed": self.options.seed, "out": self.options.out / "data"}
-        return generate_once(GamesData(game=self.options.task, pretrained=self.task.pretrained, **options))
-
-    def bc(self, data: Path, states: StatesOfRows) -> Path:
-        """Train BC; returns its run."""
-        return self._offline(BC, data, states, self.options.bc_steps, _BC, pretrained=self.task.pretrained)
-
-    def train_ilql(self, data: Path, bc: Path, states: StatesOfRows) -> Path:
-        """Train ILQL from BC; returns its run."""
-        steps = self.options.ilql_steps or _ILQL_STEPS[self.options.task]
-        return self._offline(ILQL, data, states, steps, _ILQL, start=bc)
-
-    def play_bc(self, bc: Path) -> dict[str, _Played]:
-        """Games of the run by BC with each way of decoding it."""
-        minutes = _minutes(bc)
-        colder = [{"temperature": each, "seed": self.seed} for each in _TEMPERATURES]
-        return {
-            "BC": self._kept("BC, sampled", lambda: (self._sampled(bc), self._untouched()), minutes),
-            "BC, colder": self._kept("BC, colder", partial(self._best, bc, colder), minutes),
-            "BC, greedy": self._kept("BC, greedy", partial(self._best, bc, [{"method": "greedy"}]), minutes),
-        }
-
-    def play_ilql(self, run: Path) -> dict[str, _Played]:
-        """Games of the run by ILQL with the best beta."""
-        guided: Any = [{"beta": beta, "method": "greedy", "min_p": _MIN_P} for beta in self.options.betas]
-        return {"ILQL": self._kept("ILQL, greedy", partial(self._best, run, guided), _minutes(run))}
 
     def ppo(self, bc: Path) -> dict[str, _Played]:
         """Train PPO from BC, and play."""
         options = self.options
         given: Any = {"iterations": options.iterations, "games": options.ppo_games, "turns": _TURNS[options.task]}
-        given |= {
-            "kl_coef": _KL_COEF[options.task],
-            **_last(options.iterations),
-            "out": options.out / "ppo",
-            "start": bc,
-        }
-        run = self._train(PPO.for_task(GamesTask, **self._shared, **_PPO, **given))
-        return {"PPO": self._kept(_PPO_ROW, lambda: (self._sampled(run), self._sampled(bc)), _minutes(run))}
+        given |= {"kl_coef": _KL_COEF[options.task], "out": options.out / "ppo", "start": bc}
+        run = self._train(PPO.for_task(GamesTask, **self._shared(options.iterations), **_PPO, **given))
+        return {"PPO": self._kept(_PPO_ROW, lambda: (self._sampled(run), self._sampled(bc)), run)}
 
-    @property
-    def _shared(self) -> dict[str, Any]:
-        """Options of all trainings."""
-        options = self.options
-        return {"seed": options.seed, "top_layers": options.top_layers, "dtype": "auto", "device": options.device}
+    def _shared(self, steps: int) -> dict[str, Any]:
+        """Options of all trainings. The last checkpoint plays, whatever it reaches.
+
+        Greedy games do not measure a policy that is sampled, or guided by another beta; those of PPO are in its log.
+        """
+        options: Any = {name: getattr(self.options, name) for name in ("seed", "top_layers", "device")}
+        return {**options, "dtype": "auto", "eval_every": steps, "eval_games": 2}
 
     def _offline(
         self, kind: Any, data: Path, states: StatesOfRows, steps: int, given: Mapping[str, Any], **start: Any
     ) -> Path:
         """Train on the dialogues."""
-        given = {**self._shared, **given, **_last(steps), **start, "steps": steps, "data": data}
+        given = {**self._shared(steps), **given, **start, "steps": steps, "data": data}
         options = kind.for_task(GamesTask, **given, out=self.options.out / kind.algorithm)
         return self._train(options, states)
 
@@ -250,15 +225,16 @@ class _Demo(NamedTuple):
             write_json(options.out / "minutes.json", {"minutes": (time.monotonic() - began) / 60})
         return options.out
 
-    def _kept(self, name: str, make: Callable[[], tuple[Any, Any]], minutes: float) -> _Played:
-        """Games of a policy and its KL from another one, played once and read from a file."""
+    def _kept(self, name: str, make: Callable[[], tuple[Any, Any]], run: Path | None = None) -> _Played:
+        """Games of a policy, of a run or not, and its KL from another one, played once and read from a file."""
         path = self._file(name)
         if not path.exists():
             policy, start = make()
             games: Any = {"games": self.options.eval_games, "device": self.options.torch_device()}
             summary, records = self.task.evaluate(policy, seed=self.seed, name=name, split=_SPLIT, **games)
             metrics = {} if start is None else {"KL": kl_of_games(records, start)}
-            metrics |= {"minutes": minutes} if minutes else {}
+            if run is not None:
+                metrics["minutes"] = read_json(run / "minutes.json", remedy="delete the run")["minutes"]
             tokenizer = self.task.tokenizer()
             dialogues = [transcript_turns(row, tokenizer) for row in records.rows[:_SHOWN]]
             summary = replace(summary, metrics=summary.metrics | metrics, kl_per_token=None, entropy=None)
@@ -273,18 +249,6 @@ class _Demo(NamedTuple):
     def _with(self, played: _Played) -> _Played:
         share = {"of optimum": played.summary.mean_return / self.task.optimum}
         return played.model_copy(update={"summary": replace(played.summary, metrics=share | played.summary.metrics)})
-
-
-def _last(steps: int) -> dict[str, int]:
-    """Options of a training whose last checkpoint plays, whatever it reaches.
-
-    Greedy games do not measure a policy that is sampled, or guided by another beta; and those of PPO are in its log.
-    """
-    return {"eval_every": steps, "eval_games": 2}
-
-
-def _minutes(run: Path) -> float:
-    return read_json(run / "minutes.json", remedy="delete the run")["minutes"]
 
 
 @torch.no_grad()

@@ -28,31 +28,20 @@ def main(options: DataOptions) -> Path:
     """Generate the dataset; returns its folder."""
     check_place(options.out, new=True)
     task = options.task()
-    maker = task.maker(options)
-    dataset = _played(options, task) if maker is None else _made(options, task, maker)
+    maker, number = task.maker(options), task.number_of_episodes(options)
+    shared: dict[str, Any] = {"seed": options.seed, "overwrite": options.overwrite}
+    shared["notes"] = _notes(options, task, maker)
+    if maker is not None:  # in parts, so that the same command continues an interrupted one
+        shared["source"] = f"{type(maker).__name__} in {task.name}"
+        dataset = generate_in_parts(maker, options.out, games=number, games_per_part=options.batch, **shared)
+    else:
+        player = task.behavior_policy(options)
+        shared["source"] = f"{type(player.policy).__name__} in {task.name}"
+        with closing(task.env(min(options.batch, number), **player.env_options)) as env:
+            dataset = generate_dataset(env, player.policy, options.out, episodes=number, **shared)
     figures = dataset.manifest
     print(f"{len(dataset)} games, mean return {figures['mean_return']:.2f}, {figures['tokens']} tokens: {options.out}")
     return options.out
-
-
-def _made(options: DataOptions, task: Task, maker: EpisodeSampler) -> RowDataset:
-    """The games of a maker, in parts, so that the same command continues an interrupted one."""
-    number, shared = task.number_of_episodes(options), _shared(options, task, maker, maker)
-    return generate_in_parts(maker, options.out, games=number, games_per_part=options.batch, **shared)
-
-
-def _played(options: DataOptions, task: Task) -> RowDataset:
-    """Games of one player."""
-    player, number = task.behavior_policy(options), task.number_of_episodes(options)
-    with closing(task.env(min(options.batch, number), **player.env_options)) as env:
-        shared = _shared(options, task, player.policy)
-        return generate_dataset(env, player.policy, options.out, episodes=number, **shared)
-
-
-def _shared(options: DataOptions, task: Task, player: object, maker: EpisodeSampler | None = None) -> dict[str, Any]:
-    """The arguments of both ways to generate a dataset, with what plays or makes its episodes as their source."""
-    notes, source = _notes(options, task, maker), f"{type(player).__name__} in {task.name}"
-    return {"seed": options.seed, "source": source, "notes": notes, "overwrite": options.overwrite}
 
 
 def _notes(options: DataOptions, task: Task, maker: EpisodeSampler | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_lang._files import write_file
+from torchrl_lang._files import write_file, write_json
 from torchrl_lang.data import RowDataset, best_rows
 from torchrl_lang.envs.random_walks import DirectedGraph
 from torchrl_lang.envs.random_walks.players import FrequentMovePlayer
@@ -30,7 +29,7 @@ from torchrl_lang.modules.save import saved_actor
 from torchrl_lang.recipes.compare import decodings, planned_runs, train_missing
 from torchrl_lang.recipes.datasets import generate_once, open_dataset, output_folder
 from torchrl_lang.recipes.demo_options import METHODS, Demo
-from torchrl_lang.recipes.load_run import FinishedRun, load_run
+from torchrl_lang.recipes.load_run import load_run
 from torchrl_lang.recipes.offline import held_out_rows
 from torchrl_lang.recipes.tasks.base import DataOptions, Player, Task
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, TOKENS
@@ -39,28 +38,21 @@ _METHODS = ("bc", "best-30", "best-10", "ilql")
 _HELD_OUT = 500
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """Data, training and players of one part of the demo."""
+    """One part of the demo, and what it finds: a summary and the games of each player, by its name."""
 
     title: str
+    folder: Path
     data: DataOptions
     steps: int
     """Training steps of each run."""
     scripted: Callable[[Task, RowDataset, int], Mapping[str, Player]]
     """``(task, data, seed)`` to players that learned nothing: perfect imitations of the data, and the optimum last."""
-    illustrate: Callable[[PartResults, list[Any]], None]
+    illustrate: Callable[[Part, list[Any]], None]
     """Draws one game of each of three players into three axes."""
     options: Demo
-
-
-@dataclass
-class PartResults:
-    """Results of a part: a summary and the games of each player, by its name."""
-
-    part: Part
-    folder: Path
-    task: Task
+    task: Task = field(init=False)
     summaries: dict[str, Summary] = field(default_factory=dict)
     records: dict[str, GameRecords] = field(default_factory=dict)
     chosen_beta: float = 0.0
@@ -84,9 +76,9 @@ class PartResults:
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
         return {
-            "title": self.part.title,
-            "steps": self.part.steps,
-            "eval_games": self.part.options.eval_games,
+            "title": self.title,
+            "steps": self.steps,
+            "eval_games": self.options.eval_games,
             "minutes_of_this_call": round(self.minutes, 2),
             "chosen_beta": self.chosen_beta,
             "bc_held_out_loss": self.held_out_loss,
@@ -100,87 +92,81 @@ def main(options: Demo) -> Path:
     """Run the demo; returns the folder with tables, pictures, transcripts and ``results.json``."""
     with output_folder(options.out):
         began = time.monotonic()
-        found = {}
-        for number, name in enumerate(dict.fromkeys(options.parts), 1):
-            part = _graph(options) if name == "graph" else _wordle(options)
+        found = {name: _PARTS[name](options, options.out / name) for name in dict.fromkeys(options.parts)}
+        for number, part in enumerate(found.values(), 1):
             print(f"\n[{number}/{len(options.parts)}] {part.title}", flush=True)
-            found[name] = _run(part, options.out / name)
+            _run(part)
             # Before anything is printed, so that a closed output loses nothing.
-            write_file(options.out / name / "table.txt", format_table(list(found[name].summaries.values())) + "\n")
-            draw_page(options.out / name / "pictures.png", found[name])
+            write_file(part.folder / "table.txt", format_table(list(part.summaries.values())) + "\n")
+            draw_page(part.folder / "pictures.png", part)
         minutes = (time.monotonic() - began) / 60
         chosen = {name: getattr(options, name) for name in ("walks", "words", "games", "eval_games", "seed")}
-        blocks: dict[str, Any] = {name: results.as_dict() for name, results in found.items()}
-        content = {"options": chosen, "minutes_of_this_call": round(minutes, 2), **blocks}
-        write_file(options.out / "results.json", json.dumps(content, indent=2) + "\n")
-        for results in found.values():
-            _print(results)
+        content: dict[str, Any] = {"options": chosen, "minutes_of_this_call": round(minutes, 2)}
+        content |= {name: part.as_dict() for name, part in found.items()}
+        write_json(options.out / "results.json", content)
+        for part in found.values():
+            _print(part)
         print(f"\nall figures: {options.out / 'results.json'}; {minutes:.1f} minutes")
     return options.out
 
 
-def _graph(options: Demo) -> Part:
+def _graph(options: Demo, folder: Path) -> Part:
     title = "shortest paths on a graph of 20 nodes with 3 exits each, from random walks; reward -1 a move"
     graph: Any = {"nodes": 20, "out_degree": 3, "graph_seed": 7, "max_turns": 12}
-    data = RandomWalksData(out=options.out / "graph" / "data", games=options.walks, seed=options.seed, **graph)
-    return Part(title, data, options.graph_steps, _scripted_walks, draw_paths, options)
+    data = RandomWalksData(out=folder / "data", games=options.walks, seed=options.seed, **graph)
+    return Part(title, folder, data, options.graph_steps, _scripted_walks, draw_paths, options)
 
 
-def _wordle(options: Demo) -> Part:
+def _wordle(options: Demo, folder: Path) -> Part:
     title = f"Wordle with {options.words} words, from games with a poor favourite first word"
     games: Any = {"games": options.games, "seed": options.seed, "words": str(options.words), "player": "habit"}
-    data = WordleData(out=options.out / "wordle" / "data", **games)
-    return Part(title, data, options.wordle_steps, _scripted_games, draw_tiles, options)
+    data = WordleData(out=folder / "data", **games)
+    return Part(title, folder, data, options.wordle_steps, _scripted_games, draw_tiles, options)
 
 
-def _run(part: Part, folder: Path) -> PartResults:
+_PARTS = {"graph": _graph, "wordle": _wordle}
+
+
+def _run(part: Part) -> None:
     """Generate, train and play. What an interrupted call left is continued."""
     began, seed, games = time.monotonic(), part.options.seed, part.options.eval_games
-    data = generate_once(part.data)
-    shared = {"data": data, "steps": part.steps, "seed": seed, "eval-every": -(-part.steps // 8)}
-    places = {name: folder / name for name in METHODS}
+    dataset, part.task = open_dataset(generate_once(part.data))
+    shared = {"data": dataset.folder, "steps": part.steps, "seed": seed, "eval-every": -(-part.steps // 8)}
+    places = {name: part.folder / name for name in METHODS}
     train_missing(planned_runs(_METHODS, places, {**shared, "held-out": _HELD_OUT}))
-    dataset, task = open_dataset(data)
-    results = PartResults(part, folder, task)
     runs = {name: load_run(places[name]) for name in _METHODS}
     rows = held_out_rows(dataset, _HELD_OUT)
-    results.held_out_loss = imitation_loss(saved_actor(runs["bc"].model), rows)
-    behavior: Any = task.behavior_policy(part.data).policy
-    results.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(AGENT_MASK).sum())
-    results.values_note, betas = runs["ilql"].values_note, part.options.betas
+    part.held_out_loss = imitation_loss(saved_actor(runs["bc"].model), rows)
+    behavior: Any = part.task.behavior_policy(part.data).policy
+    part.data_entropy = -float(behavior.log_prob(rows).sum()) / int(rows.get(AGENT_MASK).sum())
+    part.values_note, betas = runs["ilql"].values_note, part.options.betas
     found = runs["ilql"].choose_beta(seed=seed + 2000, games=max(games // 4, 1), betas=betas)
-    results.chosen_beta = next(iter(found))
-    results.summaries["data"] = task.summary(GameRecords.from_rows(dataset[:], dataset.tokenizer.control), "data")
-    for name, player in {**_trained(part, runs), **part.scripted(task, dataset, seed + 1000)}.items():
-        _play(results, name, player, dataset)
-    results.minutes = (time.monotonic() - began) / 60
-    return results
+    part.chosen_beta = next(iter(found))
+    part.summaries["data"] = part.task.summary(GameRecords.from_rows(dataset[:], dataset.tokenizer.control), "data")
+    for name, run in runs.items():
+        for decoding, policy in decodings(run, betas=(0.0, *betas), seed=seed + 1000):
+            _play(part, f"{METHODS[name].title}, {decoding}", Player(policy), dataset)
+    for name, player in part.scripted(part.task, dataset, seed + 1000).items():
+        _play(part, name, player, dataset)
+    part.minutes = (time.monotonic() - began) / 60
 
 
-def _trained(part: Part, runs: Mapping[str, FinishedRun]) -> dict[str, Player]:
-    """All players that were trained; a name contains the way of decoding."""
-    options: Any = {"betas": (0.0, *part.options.betas), "seed": part.options.seed + 1000}
-    found = ((METHODS[name].title, *way) for name, run in runs.items() for way in decodings(run, **options))
-    return {f"{title}, {decoding}": Player(policy) for title, decoding, policy in found}
-
-
-def _play(results: PartResults, name: str, player: Player, dataset: RowDataset) -> None:
-    options = results.part.options
-    games: Any = {"games": options.eval_games, "seed": options.seed + 1000, **player.env_options}
-    summary, records = results.task.evaluate(player.policy, name=name, **games)
-    results.summaries[name], results.records[name] = summary, records
+def _play(part: Part, name: str, player: Player, dataset: RowDataset) -> None:
+    games: Any = {"games": part.options.eval_games, "seed": part.options.seed + 1000, **player.env_options}
+    summary, records = part.task.evaluate(player.policy, name=name, **games)
+    part.summaries[name], part.records[name] = summary, records
     print(f"{name}: mean return {summary.mean_return:.2f}", flush=True)
-    path = results.folder / "transcripts" / f"{name.replace(' ', '_').replace(',', '').replace('%', 'percent')}.txt"
-    write_transcripts(path, records, dataset.tokenizer, games=10, title=name, spelling=results.task.spelling)
+    path = part.folder / "transcripts" / f"{name.replace(' ', '_').replace(',', '').replace('%', 'percent')}.txt"
+    write_transcripts(path, records, dataset.tokenizer, games=10, title=name, spelling=part.task.spelling)
 
 
-def _print(results: PartResults) -> None:
-    print(f"\n{results.part.title}\n\n{format_table(list(results.summaries.values()))}\n")
+def _print(part: Part) -> None:
+    print(f"\n{part.title}\n\n{format_table(list(part.summaries.values()))}\n")
     print(
-        f"Each run trained for {results.part.steps} steps. Beta was chosen on other games: {results.chosen_beta:g}. "
-        f"BC's loss on held-out episodes is {results.held_out_loss:.3f} nats a token; the entropy of the players that "
-        f"made them is {results.data_entropy:.3f}.\nILQL's {results.values_note}.\n"
-        f"pictures     {results.folder / 'pictures.png'}\ntranscripts  {results.folder / 'transcripts'}"
+        f"Each run trained for {part.steps} steps. Beta was chosen on other games: {part.chosen_beta:g}. "
+        f"BC's loss on held-out episodes is {part.held_out_loss:.3f} nats a token; the entropy of the players that "
+        f"made them is {part.data_entropy:.3f}.\nILQL's {part.values_note}.\n"
+        f"pictures     {part.folder / 'pictures.png'}\ntranscripts  {part.folder / 'transcripts'}"
     )
 
 
@@ -224,60 +210,60 @@ def _first_words(rows: TensorDictBase) -> Counter[str]:
 _COLOURS = ("0.45", "#c9b458", "#6aaa64")
 
 
-def draw_page(path: Path, results: PartResults) -> Path:
+def draw_page(path: Path, part: Part) -> Path:
     """Draw a part's page: three games above; below, the return over beta and over training.
 
     Args:
         path: the PNG file.
-        results: of the part.
+        part: the part.
     """
     figure = new_figure(width=14, height=8.4)
     above, below = figure.subfigures(2, 1, height_ratios=[1.05, 1])
-    results.part.illustrate(results, list(above.subplots(1, 3)))
+    part.illustrate(part, list(above.subplots(1, 3)))
     left, right = below.subplots(1, 2)
-    _draw_betas(left, results)
-    _draw_training(right, results)
-    return save_figure(figure, path, results.part.title)
+    _draw_betas(left, part)
+    _draw_training(right, part)
+    return save_figure(figure, path, part.title)
 
 
-def _draw_betas(axes: Any, results: PartResults) -> None:
+def _draw_betas(axes: Any, part: Part) -> None:
     """ILQL's return over the weight of its values, beside the best imitations and the optimum."""
-    betas = (0.0, *results.part.options.betas)
-    found = [results.summaries[f"ILQL, greedy, beta {beta:g}"] for beta in betas]
+    betas = (0.0, *part.options.betas)
+    found = [part.summaries[f"ILQL, greedy, beta {beta:g}"] for beta in betas]
     errors = [summary.return_error or 0.0 for summary in found]
     places = range(len(betas))
     axes.errorbar(places, [s.mean_return for s in found], errors, marker="o", capsize=3, color="tab:red", label="ILQL")
-    trained, optimum = results.best("BC"), list(results.summaries)[-1]
-    lines = {"data": "data", "best perfect imitation": results.best("perfect copy")}
+    trained, optimum = part.best("BC"), list(part.summaries)[-1]
+    lines = {"data": "data", "best perfect imitation": part.best("perfect copy")}
     lines |= {f"best trained imitation: {trained}": trained, optimum: optimum}
     styles = [":", "-.", "--", "-"]
     for (label, name), style in zip(lines.items(), styles, strict=True):
-        axes.axhline(results.summaries[name].mean_return, color="0.4", linewidth=1, linestyle=style, label=label)
+        axes.axhline(part.summaries[name].mean_return, color="0.4", linewidth=1, linestyle=style, label=label)
     axes.set_xticks(places, [f"{beta:g}" for beta in betas])
     axes.set(xlabel="beta, the weight of the values", title="return by beta, greedy")
     tidy(axes)
 
 
-def _draw_training(axes: Any, results: PartResults) -> None:
+def _draw_training(axes: Any, part: Part) -> None:
     """The return of all runs during training, all greedy."""
     for name in _METHODS:
-        log = read_columns(results.folder / name / "log.csv")
+        log = read_columns(part.folder / name / "log.csv")
         draw_run(axes, f"{METHODS[name].title}, greedy", log, "step", "return")
     axes.set(xlabel="step", title="return during training, greedy")
     tidy(axes)
 
 
-def draw_paths(results: PartResults, axes: list[Any]) -> None:
+def draw_paths(part: Part, axes: list[Any]) -> None:
     """Draw the walk of each player from the same start, the farthest node of the games."""
-    graph = cast(RandomWalksTask, results.task).graph
-    imitation = results.best("BC")
-    players = {"a walk of the data": "BC, sampled at 1", imitation: imitation, results.ilql: results.ilql}
-    records = results.records[results.ilql]
+    graph = cast(RandomWalksTask, part.task).graph
+    imitation = part.best("BC")
+    players = {"a walk of the data": "BC, sampled at 1", imitation: imitation, part.ilql: part.ilql}
+    records = part.records[part.ilql]
     starts = records.rows.get(TOKENS)[:, 1].long()
     game = int(graph.distance[starts].argmax())
     places = _places(graph)
     for (title, name), panel in zip(players.items(), axes, strict=True):
-        path = _path(results.records[name], game, len(graph))
+        path = _path(part.records[name], game, len(graph))
         _draw_graph(panel, graph, places)
         for before, after in pairwise(path):
             _arrow(panel, places[before], places[after], color="tab:red", width=2.0)
@@ -318,15 +304,15 @@ def _arrow(panel: Any, start: tuple[float, float], end: tuple[float, float], *, 
     panel.annotate("", end, start, arrowprops=style | {"connectionstyle": "arc3,rad=0.12"})
 
 
-def draw_tiles(results: PartResults, axes: list[Any]) -> None:
+def draw_tiles(part: Part, axes: list[Any]) -> None:
     """Draw one game of each player with the same hidden word, the game whose lengths are closest to the means."""
-    names = ["BC, sampled at 1", results.best("BC"), results.ilql]
+    names = ["BC, sampled at 1", part.best("BC"), part.ilql]
     titles = ["like the data (BC, sampled at 1)", *names[1:]]
-    turns = torch.stack([results.records[name].turns.double() for name in names])
+    turns = torch.stack([part.records[name].turns.double() for name in names])
     game = int((turns - turns.mean(-1, keepdim=True)).abs().sum(0).argmin())
     for name, title, panel in zip(names, titles, axes, strict=True):
-        _draw_game(panel, results.records[name], game)
-        panel.set_title(f"{title}: return {float(results.records[name].returns[game]):g}", fontsize="medium")
+        _draw_game(panel, part.records[name], game)
+        panel.set_title(f"{title}: return {float(part.records[name].returns[game]):g}", fontsize="medium")
 
 
 def _draw_game(panel: Any, records: GameRecords, game: int) -> None:

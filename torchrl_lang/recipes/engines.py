@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torchrl.weight_update import WeightStrategy
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from torchrl_lang._checks import needs_extra
 from torchrl_lang.modules import UtteranceActor, WrapperActor
 from torchrl_lang.modules.actor import LOGITS
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
@@ -86,9 +85,8 @@ def _as_sampled(rule: NextTokenDistribution, model: nn.Module, args: Any, output
 def _vllm(lm: Any, policy: UtteranceActor, options: OnlineOptions) -> tuple[Any, Callable[[], None]]:
     """An LLM of vLLM in this process, beside the trainer on its GPU, with the temperature and tokens of the policy."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are copied within this process
-    with needs_extra("--engine vllm", "vllm"):
-        from vllm import LLM, SamplingParams
     from torchrl.modules.llm import vLLMWrapper
+    from vllm import LLM, SamplingParams
 
     control, rule, size = policy.decoder.control, policy.decoder.rule, lm.config.vocab_size
     settings: Mapping[str, Any] = {
