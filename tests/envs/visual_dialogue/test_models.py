@@ -19,6 +19,7 @@ from torchrl_lang.envs.visual_dialogue.models import TrainedModels, rank_percent
 from torchrl_lang.envs.visual_dialogue.networks import (
     BEGIN,
     END,
+    LONGEST_ANSWER,
     PAD,
     UNKNOWN,
     DialogueBatch,
@@ -127,10 +128,10 @@ def test_answers_are_the_most_probable_words(saved, words, pool):
     answerer, batch = saved.answerer, DialogueBatch.of(DIALOGUES, words)
     history = answerer.encoder(batch)[torch.arange(4), batch.rounds]
     start = answerer.start(history, words.ids(QUESTIONS), pool[:4])
-    found = answerer.answer(start, max_words=6)
+    found = answerer.answer(start)
     for row in range(4):
         ids = [BEGIN]
-        while ids[-1] != END and len(ids) <= 6:
+        while ids[-1] != END and len(ids) <= LONGEST_ANSWER:
             logits = answerer(start[[row]], torch.tensor([ids]))[0, -1].tolist()
             ids.append(max((k for k in range(len(words)) if k not in (PAD, UNKNOWN, BEGIN)), key=logits.__getitem__))
         assert found[row].tolist()[: len(ids) - 1] == ids[1:]
