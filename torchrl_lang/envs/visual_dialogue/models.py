@@ -116,9 +116,7 @@ class LocalDialogueModels:
         torch.Size([1])
     """
 
-    def __init__(
-        self, models: TrainedModels | str | Path, pool: Tensor, *, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, models: TrainedModels | str | Path, pool: Tensor, *, device: torch.device | str = "cpu") -> None:
         if not isinstance(models, TrainedModels):
             models = TrainedModels.load(models)
         self.feature_size: int = models.guesser.config["feature_size"]
