@@ -122,8 +122,8 @@ class LocalDialogueModels:
         self.feature_size: int = models.guesser.config["feature_size"]
         have_shapes(("pool", pool, (len(pool), self.feature_size)))
         self.device, self.words = torch.device(device), models.words
-        parts = (models.guesser, models.answerer)
-        self._guesser, self._answerer = (deepcopy(each).to(self.device).double().eval() for each in parts)
+        self._guesser = deepcopy(models.guesser).to(self.device).double().eval()
+        self._answerer = deepcopy(models.answerer).to(self.device).double().eval()
         self._pool = pool.to(self.device).double()
         self._pool_sizes = self._pool.square().sum(-1)
 
