@@ -12,6 +12,7 @@ import torch
 from tests.envs.reddit.csv_writer import DAMAGE, HEADER, NEGATIVE, POSITIVE, row, texts, write_csv, write_folder
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
+from torchrl_lang.envs.reddit.data import CommentRow, ReadReport
 from torchrl_lang.envs.reddit.generator import generated_comments
 from torchrl_lang.text import CharTokenizer, Turn, from_row, to_rows
 
@@ -63,6 +64,12 @@ def test_malformed_rows_are_named_with_file_and_line(tmp_path, line, reason):
     assert (bad.row, bad.place) == (1, f"{POSITIVE} line 3")
     assert reason in bad.error
     assert data.comments == (*(each[0] for each in GOOD), "so what")
+
+
+def test_a_report_shows_five_rows():
+    bad = tuple(CommentRow(number, f"a.csv line {number + 2}", error="has no score") for number in range(6))
+    assert str(ReadReport(9, bad[:5])).endswith("; a.csv line 6 has no score")
+    assert str(ReadReport(9, bad)).endswith("; a.csv line 6 has no score; ...")
 
 
 @pytest.mark.parametrize("seed", range(4))
