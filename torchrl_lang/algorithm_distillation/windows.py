@@ -88,11 +88,7 @@ class HistoryWindows(EpochSampler):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Indices of the next windows, int64 ``[batch_size, length]``."""
         picked, info = super().sample(self._starts, batch_size)
-        return self.steps_of(picked), info
-
-    def steps_of(self, windows: Tensor) -> Tensor:
-        """Indices of the steps of windows by their numbers, int64 ``[B] -> [B, length]``."""
-        return self._in_order[self._starts[windows][:, None] + torch.arange(self.length)]
+        return self._in_order[self._starts[picked][:, None] + torch.arange(self.length)], info
 
     def buffer(self, batch_size: int) -> TensorDictReplayBuffer:
         """A replay buffer over the history that samples windows, ``[batch_size, length]``; nothing is copied.

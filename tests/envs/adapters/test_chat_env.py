@@ -147,13 +147,3 @@ def test_games_in_a_row_of_one_seed():
     assert torch.equal(seeds[::2], seeds[1::2])
     assert seeds.unique().numel() == 4
     assert torch.equal(GameChatEnv(Count, batch_size=(4,), seed=0).reset()["game_seed"][:2], seeds[::2][:2])
-
-
-def test_a_game_that_returns_something_else_is_named():
-    class Wrong(Count):
-        def step(self, text):
-            return text, "much", False
-
-    env = GameChatEnv(Wrong, seed=0, tokenizer=letters())
-    with pytest.raises(TypeError, match=r"Game 0 of the batch \(seed \d+, turn 1\) returned 'much' as its reward"):
-        env.rollout(1, wrapper(letters()))

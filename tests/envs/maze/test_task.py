@@ -25,7 +25,7 @@ def test_scripted_players_in_a_table(observation):
     task = MazeTask(observation)
     games = task.number_of_games(None)
     played = {
-        name: task.evaluate(task.player(name, 0).policy, games=40 * games, seed=0, batch=500)[0]
+        name: task.evaluate(task.player(name, 0).policy, games=20 * games, seed=0, batch=500)[0]
         for name in task.baselines
     }
     best, worst = played["optimal"], played["random"]

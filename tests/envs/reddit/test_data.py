@@ -259,9 +259,7 @@ def test_the_comments_of_a_seed_stay_the_same():
     assert hashlib.sha256(text.encode()).hexdigest().startswith("1248ac2ea28c0396")
 
 
-def test_folders_and_options_that_cannot_be(tmp_path):
-    with pytest.raises(ValueError, match="sentences"):
-        generated_comments(3, sentences=0)
+def test_a_folder_of_other_files_is_left_as_it_is(tmp_path):
     (tmp_path / "mine").touch()
     with pytest.raises(FileExistsError, match="is not empty"):
         generate_reddit_comments(tmp_path, 10)

@@ -168,13 +168,3 @@ def test_the_network():
     gpt = GPT2Model(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="GPT2Model has no pooler"):
         UpvoteNetwork(gpt)({"input_ids": torch.ones(1, 2, dtype=torch.int64)})
-
-
-def test_wrong_options_cost_no_training():
-    data = generated(50)
-    tokenizer = word_tokenizer(data.comments)
-    for parts, options, noun in (((data, data), {}, r"None of \d+ held-out comments"),
-                                 (data.split(0.3), {"epochs": 0}, "epochs"),
-                                 (data.split(0.3), {"threshold": 2}, "threshold")):  # fmt: skip
-        with pytest.raises(ValueError, match=noun):
-            train_upvote_model(*parts, encoder(tokenizer), tokenizer, **options, report=pytest.fail)

@@ -1,7 +1,6 @@
 """Learning histories as text: records of runs, templates, rows for causal language models, a policy and metrics."""
 
 from torchrl_lang.algorithm_distillation.language.block_rows import BlockTemplate, pack_blocks
-from torchrl_lang.algorithm_distillation.language.dataset import HistoryDataset
 from torchrl_lang.algorithm_distillation.language.metrics import next_token_metrics, reward_accuracy
 from torchrl_lang.algorithm_distillation.language.policy import LanguageHistoryPolicy
 from torchrl_lang.algorithm_distillation.language.quantizer import Quantizer
@@ -12,7 +11,6 @@ from torchrl_lang.algorithm_distillation.language.template import StepTemplate, 
 
 __all__ = [
     "BlockTemplate",
-    "HistoryDataset",
     "LanguageHistoryPolicy",
     "Quantizer",
     "RunRecorder",

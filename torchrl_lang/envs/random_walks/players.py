@@ -61,10 +61,8 @@ class RandomWalkPlayer(_GraphPlayer):
         self.stream = RandomStream(seed)
 
     def _next_node(self, node: Tensor) -> Tensor:
-        edges = self.graph.edges.to(node.device)[node]
-        choice = self.stream.below(edges.sum(-1))
-        # The choice-th True of each row; a goal without edges gives 0, which is ignored.
-        return (edges.cumsum(-1) == choice[:, None] + 1).long().argmax(-1)
+        move = self.stream.choice(self.graph.edges.to(node.device)[node])
+        return move.clamp_max(len(self.graph) - 1)  # of a goal without edges, where it is ignored
 
     def log_prob(self, rows: TensorDictBase) -> Tensor:
         """Log-probability of all moves of finished walks along edges, float64 ``[N]``.

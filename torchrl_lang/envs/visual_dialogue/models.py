@@ -99,9 +99,7 @@ class LocalDialogueModels:
     Args:
         models: of :func:`train_dialogue_models`, or the folder in which their ``save`` saved them.
         pool: L2-normalised features of the images among which the true one is ranked, ``[P, F]``: those of a split.
-        max_words: of an answer.
         device: where to compute.
-        dtype: float32 halves the memory of the pool.
 
     Raises:
         ValueError: the pool has another feature size.
@@ -118,23 +116,15 @@ class LocalDialogueModels:
         torch.Size([1])
     """
 
-    def __init__(
-        self,
-        models: TrainedModels | str | Path,
-        pool: Tensor,
-        *,
-        max_words: int = 20,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
+    def __init__(self, models: TrainedModels | str | Path, pool: Tensor, *, device: torch.device | str = "cpu") -> None:
         if not isinstance(models, TrainedModels):
             models = TrainedModels.load(models)
         self.feature_size: int = models.guesser.config["feature_size"]
         have_shapes(("pool", pool, (len(pool), self.feature_size)))
-        self.device, self.dtype, self.max_words, self.words = torch.device(device), dtype, max_words, models.words
-        self._guesser = deepcopy(models.guesser).to(self.device, dtype).eval().requires_grad_(False)
-        self._answerer = deepcopy(models.answerer).to(self.device, dtype).eval().requires_grad_(False)
-        self._pool = pool.to(self.device, dtype)
+        self.device, self.words = torch.device(device), models.words
+        self._guesser = deepcopy(models.guesser).to(self.device).double().eval()
+        self._answerer = deepcopy(models.answerer).to(self.device).double().eval()
+        self._pool = pool.to(self.device).double()
         self._pool_sizes = self._pool.square().sum(-1)
 
     @torch.no_grad()
@@ -143,7 +133,7 @@ class LocalDialogueModels:
         batch, images = self._prepared(dialogues, features)
         asked = self.words.ids(questions).to(self.device)
         start = self._answerer.start(self._answerer.encoder.last(batch), asked, images)
-        return [self.words.text(ids) for ids in self._answerer.answer(start, max_words=self.max_words).tolist()]
+        return [self.words.text(ids) for ids in self._answerer.answer(start).tolist()]
 
     @torch.no_grad()
     def distances(self, dialogues: Sequence[Dialogue], features: Tensor) -> Tensor:
@@ -174,7 +164,7 @@ class LocalDialogueModels:
 
     def _prepared(self, dialogues: Sequence[Dialogue], features: Tensor) -> tuple[DialogueBatch, Tensor]:
         have_shapes(("features", features, (len(dialogues), self.feature_size)))
-        return DialogueBatch.of(dialogues, self.words).to(self.device), features.to(self.device, self.dtype)
+        return DialogueBatch.of(dialogues, self.words).to(self.device), features.to(self.device).double()
 
 
 _TIE = 1e-6

@@ -17,6 +17,8 @@ PAD, UNKNOWN, BEGIN, END = range(4)
 """Ids that are not words."""
 MAX_WORDS = 40
 """Words of a caption, question or answer that the models read."""
+LONGEST_ANSWER = 20
+"""Words of an answer that they write."""
 
 _SPECIAL = 4
 _WORD = re.compile(r"\w+(?=n't\b)|n't\b|'\w+|\w+|[^\w\s]")
@@ -286,11 +288,11 @@ class Answerer(nn.Module):
         logits = self(self.start(history, batch.questions[real], images), answers[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), answers[:, 1:].flatten(), ignore_index=PAD)
 
-    def answer(self, start: Tensor, *, max_words: int = 20) -> Tensor:
+    def answer(self, start: Tensor) -> Tensor:
         """The most probable word at each place, int64 ``[N, L]``, with the end id; never an unknown word."""
         written = [torch.full((len(start),), BEGIN, device=start.device)]
         ended, state = torch.zeros(len(start), dtype=torch.bool, device=start.device), start[None]
-        for _ in range(max_words):
+        for _ in range(LONGEST_ANSWER):
             states, state = self.decoder(self.words(written[-1])[:, None], state)
             logits = self.logits(states[:, 0])
             logits[:, [PAD, UNKNOWN, BEGIN]] = -torch.inf
