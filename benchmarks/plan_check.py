@@ -57,12 +57,15 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": {"train": "ppo", "games": 4},
 }
 GAMES, PROMPT, WRITTEN = 8, 32, 16
+COPIED = 30_000  # columns of the matrix that no cache holds
 MAX_MEMORY, MAX_TIME, REPEATS = 10, 25, 5
+TINY = {"layers": 2, "width": 48, "heads": 6, "kv_heads": 6, "ffn": 192, "vocab": 600}
 SMOKE = {
-    "ROWS": {"batch_size": 2, "row_length": 16, "card": "CPU-core", "mfu": 1.0, "mbu": 1.0, "vocab": 600, "layers": 2},
+    "ROWS": {"batch_size": 2, "row_length": 16, "card": "CPU-core", "mfu": 1.0, "mbu": 1.0, **TINY},
     "MODELS": {"cpu": ("GPT-2",), "cuda": ("SmolLM2-360M",)},
     "GAMES": 2,
     "WRITTEN": 2,
+    "COPIED": 300,
 }
 
 
@@ -225,7 +228,7 @@ def rates(few_rows: int | None = None) -> dict[str, float]:
     The latter are those of a copy, read and written; with ``few_rows`` those of a product of that many rows with a
     matrix that no cache holds, as in decoding.
     """
-    a, b, c, big = torch.randn(256, 768), torch.randn(768, 3072), torch.empty(256, 3072), torch.randn(768, 30_000)
+    a, b, c, big = torch.randn(256, 768), torch.randn(768, 3072), torch.empty(256, 3072), torch.randn(768, COPIED)
     jobs: list[Callable[[], Any]] = [lambda: [torch.mm(a, b, out=c) for _ in range(10)]]
     if few_rows is None:
         copied = torch.empty_like(big)

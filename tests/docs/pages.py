@@ -32,7 +32,12 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 PRETRAINED = {
     "tutorials/chat_agent.md": (
         "HuggingFaceTB/SmolLM2-135M-Instruct",
-        {'"steps": 48, "batch_size": 4': '"steps": 80, "batch_size": 8', '"lr": 1e-3, "top_layers": 4': '"lr": 5e-3'},
+        {
+            '"steps": 48, "batch_size": 4': '"steps": 80, "batch_size": 8',
+            '"lr": 1e-3, "top_layers": 4': '"lr": 5e-3',
+            "import subprocess": "from tests.docs.test_pages import forked",
+            "subprocess.run(": "forked(",
+        },
     )
 }
 """Pages with the outputs of a model of the hub: its name, and what tests, which have a tiny one there, replace."""

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import torchrl_lang.envs
 from docs import performance_page
+from tests import processes
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.docs.pages import DOCS, PICTURE, PRETRAINED, blocks, differences, run
 from torchrl_lang.__main__ import _find
@@ -169,6 +170,14 @@ def with_tiny_model(name, text):
         assert before in text
         text = text.replace(before, after)
     return text
+
+
+def forked(command, *, input, **_):
+    """In place of ``subprocess.run``, whose new interpreter imports for seconds."""
+    code = "import io, runpy, sys; sys.stdin = io.StringIO(sys.argv[2]); runpy.run_path(sys.argv[1])"
+    done = processes.run("-c", code, command[1], input)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -10,6 +10,7 @@ import torch
 
 from tests.recipes.interrupt import interrupted_at
 from tests.recipes.lines import assert_same_runs, log_of, refused
+from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import PromptEnv
@@ -96,8 +97,8 @@ def test_scores_of_the_trainer_are_those_that_it_writes_while_acting(examples, w
 
 @pytest.mark.parametrize("recipe", ["ppo", "grpo", "rejection", "archer"])
 def test_every_recipe_learns_from_the_games_of_an_engine(recipe, wordle, tmp_path):
-    weights, few = ["--max-engine-weight", "2", "--examples", "0.3"], ["--value-steps", "2", "--draws", "8"]
-    more = {"ppo": weights, "archer": few}.get(recipe, [])
+    weights = ["--max-engine-weight", "2", "--examples", "0.3"]
+    more = {"ppo": weights, "archer": ARCHER}.get(recipe, [])
     assert main(arguments(recipe, wordle / "bc", tmp_path / "run", "--turns", "6", *more)) == 0
     log = log_of(tmp_path / "run")
     assert len(log) == 3

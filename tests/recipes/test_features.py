@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.processes import spawned
+from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, write_dataset
 from torchrl_lang.envs.visual_dialogue.prepare import run_questioner
@@ -230,7 +231,7 @@ def test_ilql_finds_the_answers_that_random_games_show(home, capsys):
     [
         ("ppo", ["--value-warmup", "0", "--lora-rank", "2"]),
         ("rejection", ["--best-so-far", "4", "--collector", "sync", "--workers", "1"]),
-        ("archer", ["--value-warmup", "0", "--value-steps", "2"]),
+        ("archer", ["--value-warmup", "0", *ARCHER]),
     ],
     ids=["adapters", "workers", "archer"],
 )

@@ -10,7 +10,7 @@ import pytest
 from tests.recipes.algorithm_distillation.test_ad import train as train_ad
 from tests.recipes.test_text_ad import record
 from tests.recipes.test_text_ad import train as train_text_ad
-from tests.recipes.walks import ALGORITHMS
+from tests.recipes.walks import ALGORITHMS, ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.recipes.tasks import TASKS, task_class
@@ -47,7 +47,7 @@ def logged(tmp_path_factory, walks):
     assert main(["train", "bc", *said]) == 0
     for recipe in ("ppo", "rejection", "grpo", "archer"):
         more = ["--value-warmup", "0"] if recipe in ("ppo", "archer") else []
-        more += {"ppo": ["--clip-heads"], "grpo": ["--engine", "transformers"]}.get(recipe, [])
+        more += {"ppo": ["--clip-heads"], "grpo": ["--engine", "transformers"], "archer": ARCHER}.get(recipe, [])
         begun = ["--start", str(walks / "bc"), "--out", str(home / recipe), *TINY, *ONLINE, *more]
         assert main(["train", recipe, *begun]) == 0
     assert train_ad(home / "ad", "--steps", 2, "--reward-weight", 1, "--observation-weight", 1) == 0

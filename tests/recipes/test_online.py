@@ -97,24 +97,18 @@ def test_a_killed_run_ends_with_the_same_numbers(start, finished, tmp_path):
     assert_same_runs(finished, killed)
 
 
-def test_games_are_played_to_their_end_where_new_ones_start(start, tmp_path, monkeypatch):
-    """At evaluations, but for the last one, which no game follows."""
-    to_end, play = [], Games.play
-    monkeypatch.setattr(Games, "play", lambda games, **how: to_end.append(how["to_end"]) or play(games, **how))
-    assert main(arguments("rejection", start, tmp_path / "run")) == 0
-    assert to_end == [False, True, False, False]
-
-
-def test_the_games_of_a_run_are_recorded(start, tmp_path, monkeypatch):
-    """Each iteration is an epoch."""
-    run, home, played, play = tmp_path / "run", tmp_path / "histories", [], Games.play
+def test_the_games_of_a_run_are_recorded_and_played_to_their_end_where_new_ones_start(start, tmp_path, monkeypatch):
+    """Each iteration is an epoch. New games start after evaluations, but for the last one, which no game follows."""
+    run, home, played, to_end, play = tmp_path / "run", tmp_path / "histories", [], [], Games.play
 
     def kept(games, **options):
+        to_end.append(options["to_end"])
         played.append(play(games, **options))
         return played[-1]
 
     monkeypatch.setattr(Games, "play", kept)
-    assert main(arguments("rejection", start, run, "--record-history", str(home), *SHORT)) == 0
+    assert main(arguments("rejection", start, run, "--record-history", str(home))) == 0
+    assert to_end == [False, True, False, False]
     records = read_run(home / "run-run")
     config = json.loads((home / "run-run" / "manifest.json").read_text())["config"]
     assert (config["algorithm"], config["games"]) == ("Rejection", 8)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.recipes.lines import log_of, refused, weights_of
+from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, load_agent, save_agent
 from torchrl_lang.recipes import runs
@@ -42,6 +43,7 @@ def make_env(batch_size, *, model, chat=True, seed=None, device=None):
 NAME = "greeting_game:make_env"
 OFFLINE = ["--steps", "2", "--batch-size", "4", "--eval-games", "4"]
 ONLINE = ["--iterations", "2", "--games", "8", "--turns", "1", "--epochs", "1", *OFFLINE[2:]]
+CRITIC = ["--value-warmup", "0"]
 ADAPTERS = ["--dtype", "bfloat16", "--lora-rank", "4", "--lora-layers", "1", "--lr", "0.05", "--final-lr", "1"]
 
 
@@ -71,7 +73,7 @@ def home(tmp_path_factory):
 def arguments(home, recipe, out, *more):
     online = recipe in ("ppo", "rejection", "archer")
     given = [*ONLINE, "--option", f"model={home / 'hf'}"] if online else ["--data", home / "data", *OFFLINE]
-    given += ["--value-warmup", "0"] if recipe in ("ppo", "archer") else []
+    given += {"ppo": CRITIC, "archer": [*CRITIC, *ARCHER]}.get(recipe, [])
     return [str(word) for word in ("train", recipe, "--task", NAME, "--out", out, *given, *more)]
 
 

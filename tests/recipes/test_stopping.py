@@ -38,6 +38,7 @@ sys.exit(_run())
 """
 IN_A_STEP = ("torchrl_lang.objectives", "BCLoss", "forward")
 IN_A_DRAW = ("torchrl_lang.recipes.online_algorithms", "GroupLearner", "draw")
+CRITIC = ["--value-steps", "4", "--draws", "8"]
 IN_CRITIC = ("torchrl_lang.objectives", "ArCHerLoss", "forward")
 IN_SELECTION = ("torchrl_lang.recipes.online_algorithms", "BestGames", "choose")
 
@@ -55,7 +56,7 @@ def train(home, recipe, out, *more):
         ("bc", IN_A_STEP, 1, signal.SIGINT, "step 1", ["--ema-decay", "0.5"]),
         ("grpo", IN_A_DRAW, 2, signal.SIGTERM, "iteration 2", ["--group-size", "2", "--curriculum", "4"]),
         ("rejection", IN_SELECTION, 2, signal.SIGTERM, "iteration 2", ["--best-so-far", "6", "--examples", "0.3"]),
-        ("archer", IN_CRITIC, 7, signal.SIGTERM, "iteration 2", ["--value-steps", "4", "--replay", "12"]),
+        ("archer", IN_CRITIC, 7, signal.SIGTERM, "iteration 2", [*CRITIC, "--replay", "12"]),
     ],
 )
 def test_a_stopped_run_ends_with_the_numbers_of_one_that_was_not(

@@ -7,6 +7,7 @@ from torchrl_lang.__main__ import main
 GRAPH = ["--nodes", "10", "--max-turns", "7"]
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16"]
 SHORT = [*TINY, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
+ARCHER = ["--value-steps", "2", "--draws", "8"]  # of 100 and 512
 ALGORITHMS: dict[str, list[str]] = {
     "bc": [],
     "ilql": ["--start", "bc"],

@@ -22,7 +22,8 @@ def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("learned")
     generate_visual_dialogues(home / "data", {"train": 800, "val": 150}, npy=True, seed=3)
     train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
-    options = {"guesser_epochs": 10, "answerer_epochs": 10, "batch_size": 16, "width": 64, "guesser_rate": 2e-3}
+    options = {"guesser_epochs": 13, "answerer_epochs": 10, "batch_size": 32, "width": 64}
+    options |= {"guesser_rate": 3e-3, "answerer_rate": 8e-3}
     train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
     pool = val.features.all()
     return LocalDialogueModels(home / "models", pool), val.dialogues, pool
