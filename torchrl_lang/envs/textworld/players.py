@@ -31,8 +31,8 @@ class ExpertPlayer(TensorDictModuleBase):
             ``offers=("expert", "admissible")`` in the environment.
         foreign: fraction of random commands that are taken from another row: admissible in its game and mostly
             impossible in this one, so that the data show the replies to impossible commands.
-        first: the action of the first turn, ``K`` ids, such as those of ``inventory``: what an agent carries when the
-            game begins is named nowhere else.
+        first: the action of the first turn, ``K`` ids, such as those of ``inventory``, which lists keys that no other
+            text names.
         seed: seed of the policy's random generator.
 
     Raises:

@@ -100,7 +100,7 @@ class TextWorldData(TextWorldGames, DataOptions):
     )
 
     first_command: str | None = option(
-        None, "command of each episode's first turn, such as inventory: what is carried then is named nowhere else"
+        None, "command of each episode's first turn, such as inventory: it lists keys that no other text names"
     )
 
     def notes(self) -> dict[str, Any]:
