@@ -186,8 +186,11 @@ def test_names_trade_places_in_each_episode_and_back_in_commands(make_env):
             td = env.step(ExpertPlayer()(td))["next"]
         assert td["won"].all()
     assert len(texts) > 1
-    with pytest.raises(ValueError, match="lower case"):
-        make_env(exchange=WORDS)
+    for template, words in (("plain", WORDS), ("lower", ["Old"]), ("lower", "old"), ("lower", ["old key", "box"])):
+        with pytest.raises(ValueError, match="lower case"):
+            make_env(exchange=words, template=template)
+    with pytest.raises(ValueError, match="different words"):
+        make_env(exchange=["old", "old"], template="lower")
 
 
 def test_a_row_with_exchanged_names_is_played_again(make_env):

@@ -14,7 +14,7 @@ from tests.engines import reused
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.envs.textworld.games import game_texts, solution, split_games, theme_words
+from torchrl_lang.envs.textworld.games import GameSets, game_texts, solution, split_games, theme_words
 from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import play_games
@@ -84,13 +84,26 @@ def test_the_engines_names_are_known_before_they_are_met():
     """And no word of its sentences, by names as they are in games."""
     words = theme_words()
     assert {"locker", "boysenberry", "non-euclidean", "restroom", "spork"} <= set(words)
-    assert not {"you", "the", "door", "take", "unlock", "north", "thing", "of"} & set(words)
+    assert not {"you", "the", "door", "take", "unlock", "north", "thing", "of", "n", "x", "typical"} & set(words)
     assert words == sorted(set(words))
+
+
+def test_names_of_all_custom_games_are_symbols(games, monkeypatch):
+    """Of a word two, because after a digit the space belongs to the digit."""
+    monkeypatch.setattr(TextWorldTask, "sets", lambda _: GameSets([games["custom"]], [], []))
+    tokenizer = TextWorldTask.of("custom", template="lower").tokenizer()
+    symbols = [
+        tokenizer.symbols[number] for number in tokenizer.encode("take type 7 boysenberry from non-euclidean spork")
+    ]
+    assert symbols[-7:] == ["7 ", "boysenberry", " from", " non", "-", "euclidean", " spork"]
 
 
 def test_a_world_names_rooms_objects_and_commands(tmp_path):
     task = TextWorldData(out=tmp_path, kind="custom", world="w4-o6-q8", template="lower").task()
     assert (task.kind, dict(task.options)) == ("custom", {"world_size": 4, "nb_objects": 6, "quest_length": 8})
+    for command in ("", "save"):
+        with pytest.raises(ValueError, match="no command of a game"):
+            task.behavior_policy(TextWorldData(out=tmp_path, first_command=command))
 
 
 def test_damaged_notes(coins):

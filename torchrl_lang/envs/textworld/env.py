@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_lang._checks import check_options
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.game_turn import GamePlace
 from torchrl_lang.envs.language_env import TaskState
 from torchrl_lang.envs.seeded_env import flags, token_ids
@@ -21,6 +22,7 @@ from torchrl_lang.envs.textworld.games import game_files
 from torchrl_lang.envs.textworld.text import (
     SILENT,
     TEMPLATES,
+    WORD,
     Template,
     clean_command,
     exchanged,
@@ -122,7 +124,10 @@ class TextWorldEnv(TextGameEnv):
         self.template = TEMPLATES[template] if isinstance(template, str) else template
         self.order, self.max_admissible = order, max_admissible
         if exchange and not self.template.lower:
-            raise ValueError('exchange needs a template in lower case, such as template="lower".')
+            raise ValueError('exchange needs a template in lower case, such as "lower".')
+        if isinstance(exchange, str) or not all(isinstance(each, str) and WORD.fullmatch(each) for each in exchange):
+            raise ValueError(f"exchange must be a list of words in lower case, got {shorten(exchange)}.")
+        check_options(**{"different words of exchange": (len({*exchange}), (len(exchange),))})
         self.exchange = tuple(exchange)
         self._others: dict[int, dict[str, str]] = {}
         """The word that each exchanged word of a row stands for."""

@@ -191,9 +191,13 @@ def theme_words() -> list[str]:
         beginnings = alternatives.get(symbol[1], "").split(";") if symbol[2] else []
         return " ".join(beginning + symbol[2] for beginning in beginnings)
 
-    listed = [text for name, text in alternatives.items() if "(name" not in text and "_desc" not in name]
+    sentences = [
+        name for name, text in alternatives.items() if "(name" in text or "_desc" in name or name == "ordinary_adj"
+    ]
+    listed = [text for name, text in alternatives.items() if name not in sentences]
     words = WORD.findall(re.sub(r"#([^#]*)#(\w*)", compounds, " ; ".join(listed)))
-    return sorted({*words} - {*WORD.findall(room + instruction)})
+    # The parser takes single letters as commands, such as n for north.
+    return sorted({word for word in words if len(word) > 1} - {*WORD.findall(room + instruction)})
 
 
 _HEADER = 64

@@ -25,7 +25,7 @@ from torchrl_lang.envs.textworld.games import (
     theme_words,
 )
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.envs.textworld.text import TEMPLATES
+from torchrl_lang.envs.textworld.text import TEMPLATES, clean_command, is_meta
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
@@ -123,6 +123,7 @@ class TextWorldTask(Task):
         games, template = self.sets().train, TEMPLATES[self.template]
         # A word is a symbol with the space before it and another without, as after "type 0 ".
         names = [f"{mark}{word}" for word in theme_words() for mark in " \n"] if self.kind == "custom" else []
+        names += [f"{digit} " for digit in range(10)] if names else []
         content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config(), *names]
         path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
         if not path.exists():
@@ -143,6 +144,8 @@ class TextWorldTask(Task):
         return Player(player, {"offers": ("expert", "admissible")})
 
     def _action(self, command: str) -> list[int]:
+        if not clean_command(command) or is_meta(clean_command(command)):
+            raise ValueError(f"--first-command {command!r} is no command of a game, such as inventory.")
         tokenizer = self.tokenizer()
         ids = [*encode_action(tokenizer, command), tokenizer.control.end_of_action]
         if len(ids) > self.action_length:

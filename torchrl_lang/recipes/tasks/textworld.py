@@ -74,7 +74,10 @@ class TextWorldGames(Options, group="data"):
             known = " and ".join(f"1 to {most} for {kind}" for kind, most in levels.items())
             raise ValueError(f"There is no --level {self.level} of {self.kind}: levels are {known}.")
         if self.world is not None and (self.kind != "custom" or not _WORLD.fullmatch(self.world)):
-            raise ValueError(f"There is no --world {self.world} of {self.kind}: write --kind custom --world w2-o3-q4.")
+            form = "rooms, objects and commands of the quest, each at least 1"
+            raise ValueError(
+                f"There is no --world {self.world} of {self.kind}: write --kind custom --world w2-o3-q4, {form}."
+            )
 
     def task(self) -> Any:
         """The task."""
