@@ -88,10 +88,12 @@ def test_the_engines_names_are_known_before_they_are_met():
     assert words == sorted(set(words))
 
 
-def test_names_of_all_custom_games_are_symbols(games, monkeypatch):
-    """Of a word two, because after a digit the space belongs to the digit."""
-    monkeypatch.setattr(TextWorldTask, "sets", lambda _: GameSets([games["custom"]], [], []))
-    tokenizer = TextWorldTask.of("custom", template="lower").tokenizer()
+def test_names_of_all_custom_games_are_symbols_and_trade_places_in_training_games(games, monkeypatch):
+    """Of a word two symbols, because after a digit the space belongs to the digit."""
+    monkeypatch.setattr(TextWorldTask, "sets", lambda _: GameSets(*[(games["custom"],)] * 3))
+    task = TextWorldTask.of("custom", template="lower", exchange=True)
+    assert [bool(task.env(1, split=split).exchange) for split in task.splits] == [False, False, True]
+    tokenizer = task.tokenizer()
     symbols = [
         tokenizer.symbols[number] for number in tokenizer.encode("take type 7 boysenberry from non-euclidean spork")
     ]

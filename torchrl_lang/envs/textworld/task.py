@@ -49,11 +49,12 @@ class TextWorldTask(Task):
     solutions is the engine's: 108 corridors of ``coin_collector`` at level 5; 36 ways to cook in ``simple``. Games with
     one solution differ in the wording of objective and rooms. With ``apart="games"`` only equal games stay together.
 
-    The tokenizer has the words of the training games, and of ``custom`` ones all words of the engine's names
-    (:func:`~torchrl_lang.envs.textworld.games.theme_words`); it spells other words letter by letter. ``options`` are
-    those of the ``kind`` of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`, such as ``{"level": 5}``, as sorted
-    pairs; :meth:`of` takes a mapping. With ``exchange`` the training games exchange these names. The other fields are
-    described in :class:`TextWorldGames`.
+    The tokenizer has the words of the training games, and for ``custom`` ones or with ``exchange`` all words of the
+    engine's names (:func:`~torchrl_lang.envs.textworld.games.theme_words`); it spells other words letter by letter.
+    With ``exchange`` these words trade places in each training episode, never in the games of other splits.
+    ``options`` are those of the ``kind`` of :class:`~torchrl_lang.envs.textworld.TextWorldSpec`, such as
+    ``{"level": 5}``, as sorted pairs; :meth:`of` takes a mapping. The other fields are described in
+    :class:`TextWorldGames`.
 
     Raises:
         ValueError: unknown kind, option, template or ``apart``; later, when games are built, too few for training.
@@ -122,8 +123,8 @@ class TextWorldTask(Task):
         """The words of the training games, from a file beside them, because collecting them means playing all games."""
         games, template = self.sets().train, TEMPLATES[self.template]
         # A word is a symbol with the space before it and another without, as after "type 0 ".
-        names = [f"{mark}{word}" for word in theme_words() for mark in " \n"] if self.kind == "custom" else []
-        names += [f"{digit} " for digit in range(10)] if names else []
+        marked = [f"{mark}{word}" for word in theme_words() for mark in " \n"] + [f"{digit} " for digit in range(10)]
+        names = marked if self.kind == "custom" or self.exchange else []
         content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config(), *names]
         path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
         if not path.exists():
