@@ -103,9 +103,12 @@ def test_names_of_all_custom_games_are_symbols_and_trade_places_in_training_game
 def test_a_world_names_rooms_objects_and_commands(tmp_path):
     task = TextWorldData(out=tmp_path, kind="custom", world="w4-o6-q8", template="lower").task()
     assert (task.kind, dict(task.options)) == ("custom", {"world_size": 4, "nb_objects": 6, "quest_length": 8})
-    for command in ("", "save"):
+
+
+def test_what_is_no_first_command(coins, tmp_path):
+    for command in ("", "save", "go to " * 20):
         with pytest.raises(ValueError, match="no command of a game"):
-            task.behavior_policy(TextWorldData(out=tmp_path, first_command=command))
+            coins.behavior_policy(TextWorldData(out=tmp_path, first_command=command))
 
 
 def test_damaged_notes(coins):

@@ -123,11 +123,10 @@ class TextWorldEnv(TextGameEnv):
         check_options(**{f"offers[{n}]": (name, get_args(Offer)) for n, name in enumerate(self.offers)})
         self.template = TEMPLATES[template] if isinstance(template, str) else template
         self.order, self.max_admissible = order, max_admissible
-        if exchange and not self.template.lower:
-            raise ValueError('exchange needs a template in lower case, such as "lower".')
-        if isinstance(exchange, str) or not all(isinstance(each, str) and WORD.fullmatch(each) for each in exchange):
-            raise ValueError(f"exchange must be a list of words in lower case, got {shorten(exchange)}.")
-        check_options(**{"different words of exchange": (len({*exchange}), (len(exchange),))})
+        are_words = not isinstance(exchange, str) and all(WORD.fullmatch(str(each)) for each in exchange)
+        if exchange and not (are_words and len({*exchange}) == len(exchange) and self.template.lower):
+            needed = 'exchange needs different words in lower case and such a template, as "lower"'
+            raise ValueError(f"{needed}, got {shorten(exchange)} for {self.template}.")
         self.exchange = tuple(exchange)
         self._others: dict[int, dict[str, str]] = {}
         """The word that each exchanged word of a row stands for."""

@@ -145,13 +145,13 @@ class TextWorldTask(Task):
         return Player(player, {"offers": ("expert", "admissible")})
 
     def _action(self, command: str) -> list[int]:
-        if not clean_command(command) or is_meta(clean_command(command)):
-            raise ValueError(f"--first-command {command!r} is no command of a game, such as inventory.")
-        tokenizer = self.tokenizer()
+        tokenizer, first = self.tokenizer(), clean_command(command)
         ids = [*encode_action(tokenizer, command), tokenizer.control.end_of_action]
-        if len(ids) > self.action_length:
-            raise ValueError(f"{command!r} has {len(ids)} tokens with its end, action_length is {self.action_length}.")
-        return ids + [tokenizer.control.pad] * (self.action_length - len(ids))
+        spare = self.action_length - len(ids)
+        if spare < 0 or not first or is_meta(first):
+            found = f"no command of a game with up to {self.action_length} tokens, such as inventory"
+            raise ValueError(f"--first-command {command!r} is {found}.")
+        return ids + [tokenizer.control.pad] * spare
 
     def number_of_episodes(self, options: TextWorldData) -> int:
         """Number of episodes."""
