@@ -186,7 +186,7 @@ def _of_step(name: str, plan: Plan, repeats: int) -> list[dict[str, Any]]:
     job.step()
     job.optimizer.zero_grad()
     held = job.bytes() + peak_bytes(job.step, device())
-    predicted, measured = _times(job.step, plan, lambda rated: report.step_seconds(rated).total, repeats)
+    predicted, measured = _times(job.step, plan, lambda rated: sum(report.step_seconds(rated)), repeats)
     foreseen = memory.learning_peak(plan) - memory.by_part(plan).keys_and_values  # no game is played here
     return [_memory(name, foreseen, held), _time(name, predicted, measured)]
 

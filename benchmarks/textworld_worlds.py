@@ -41,13 +41,13 @@ def run(folder: Path, world: str, seed: int) -> dict[str, dict[str, float]]:
     data, bc, ppo = (home / name for name in ("data", "bc", "ppo"))
     games = f"{GAMES} --world {world} --max-turns {limits.turns} --row-length {limits.row_length}"
     commands = {
-        data: f"generate textworld {games} {EXPERT}",
-        bc: f"train bc --data {data} {BC}",
-        ppo: f"train ppo --start {bc} --turns {limits.turns} {PPO}",
+        data: ["generate", "textworld", *games.split(), *EXPERT.split()],
+        bc: ["train", "bc", "--data", str(data), *BC.split()],
+        ppo: ["train", "ppo", "--start", str(bc), "--turns", str(limits.turns), *PPO.split()],
     }
     for out, command in commands.items():
         if not (out / "tokenizer.json").exists() and not (out / "model").exists():
-            run_in_parallel({out.name: [*command.split(), "--out", str(out), "--seed", str(seed)]})
+            run_in_parallel({out.name: [*command, "--out", str(out), "--seed", str(seed)]})
     return {"BC": won(bc, seed), "PPO": won(ppo, seed)}
 
 

@@ -230,6 +230,12 @@ def encode_action(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text)
 
 
+def padded_action(tokenizer: Tokenizer, text: str, length: int) -> list[int] | None:
+    """Ids of an utterance with its end, padded to a length; None if they are more."""
+    ids = [*encode_action(tokenizer, text), tokenizer.control.end_of_action]
+    return None if len(ids) > length else ids + [tokenizer.control.pad] * (length - len(ids))
+
+
 def decode_action(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of an utterance, without its end."""
     return tokenizer.decode_action(ids) if isinstance(tokenizer, ChatTokenizer) else tokenizer.decode(ids)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchrl_lang.envs.language_env import LanguageEnv
-from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.chat_tokenizer import padded_action
 from torchrl_lang.text.rows import from_row
 
 
@@ -57,14 +57,13 @@ class EnvGame:
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take an utterance as the action."""
-        control, width = self.env.tokenizer.control, self.env.action_length
         try:
-            ids = [*encode_action(self.env.tokenizer, text), control.end_of_action]
+            ids = padded_action(self.env.tokenizer, text, self.env.action_length)
         except (ValueError, LookupError):
             return self.invalid
-        if len(ids) > width:
+        if ids is None:
             return self.invalid
-        action = torch.tensor(ids + [control.pad] * (width - len(ids)), device=self.env.device)
+        action = torch.tensor(ids, device=self.env.device)
         self._td = self.env.step(self._td.set("action", action.reshape(self.env.action_spec.shape)))["next"]
         reward, terminated, truncated = (self._td[key].item() for key in ("reward", "terminated", "truncated"))
         return self._last_text(), reward, terminated, truncated, {}

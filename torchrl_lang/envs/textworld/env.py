@@ -29,7 +29,7 @@ from torchrl_lang.envs.textworld.text import (
     is_meta,
     without_reply,
 )
-from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.chat_tokenizer import padded_action
 from torchrl_lang.text.tokenizers import Tokenizer
 
 _OF_THE_TURN = ("invalid", "was_admissible")
@@ -128,8 +128,8 @@ class TextWorldEnv(TextGameEnv):
             needed = 'exchange needs different words in lower case and such a template, as "lower"'
             raise ValueError(f"{needed}, got {shorten(exchange)} for {self.template}.")
         self.exchange = tuple(exchange)
-        self._others: dict[int, dict[str, str]] = {}
-        """The word that each exchanged word of a row stands for."""
+        self._words: dict[int, tuple[dict[str, str], dict[str, str]]] = {}
+        """Of each row the words shown in place of the engine's, and the engine's in place of these."""
         hidden = {*_OF_THE_TURN} - {*self.offers}
         self._shown_entries = [key for key in _ENTRIES if key not in hidden]
         self._actions: dict[str, list[int] | None] = {}
@@ -160,26 +160,27 @@ class TextWorldEnv(TextGameEnv):
 
     def _begin_all(self, places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
         number = {row: place.seed % len(self.games) for row, place in places.items()}
-        self._others |= {row: self._exchanged(place.seed) for row, place in places.items()}
+        self._words |= {row: self._exchanged(place.seed) for row, place in places.items()}
         for row, state in self.pool.begin({row: self.games[game] for row, game in number.items()}).items():
             self._states[row] = state
             self._entries[row] = {**dict.fromkeys(_ENTRIES, 0), "game": number[row], "score": state["score"]}
             yield row, self._shown_text(row, self.template.write("opening", state))
 
-    def _exchanged(self, seed: int) -> dict[str, str]:
-        """What each exchanged word stands for in the episode of a seed."""
-        if seed < len(self.games):
-            return {}
+    def _exchanged(self, seed: int) -> tuple[dict[str, str], dict[str, str]]:
+        """The exchanged words in the episode of a seed, from the engine's and back."""
+        if not self.exchange or seed < len(self.games):
+            return {}, {}
         order = torch.randperm(len(self.exchange), generator=torch.Generator().manual_seed(seed)).tolist()
-        return {word: self.exchange[other] for word, other in zip(self.exchange, order, strict=True)}
+        pairs = [(self.exchange[other], word) for other, word in zip(order, self.exchange, strict=True)]
+        return dict(pairs), {word: other for other, word in pairs}
 
     def _shown_text(self, row: int, text: str) -> str:
         """A text or command of the engine in the template's case, with the words of the row's episode."""
-        return exchanged(self.template.cased(text), {other: word for word, other in self._others[row].items()})
+        return exchanged(self.template.cased(text), self._words[row][0])
 
     def _play_all(self, uttered: Mapping[int, list[int]], places: Mapping[int, GamePlace]) -> Iterator[tuple[int, Any]]:
         texts = {row: clean_command(self._read(ids)) for row, ids in uttered.items()}
-        commands = {row: exchanged(text, self._others[row]) for row, text in texts.items()}
+        commands = {row: exchanged(text, self._words[row][1]) for row, text in texts.items()}
         states = self.pool.step({row: command for row, command in commands.items() if not is_meta(command)})
         for row, command in commands.items():
             before, entries = self._states[row], self._entries[row]
@@ -253,9 +254,7 @@ class TextWorldEnv(TextGameEnv):
     def _utterance(self, command: str) -> list[int] | None:
         """A command as an action, ``K`` ids, or None if it does not fit."""
         if command not in self._actions:
-            ids = [*encode_action(self.tokenizer, command), self.tokenizer.control.end_of_action]
-            spare = self.action_length - len(ids)
             if len(self._actions) == _KEPT_ACTIONS:
                 self._actions.clear()  # exchanged names make new commands without end
-            self._actions[command] = None if spare < 0 else ids + [self.tokenizer.control.pad] * spare
+            self._actions[command] = padded_action(self.tokenizer, command, self.action_length)
         return self._actions[command]

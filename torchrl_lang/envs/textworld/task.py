@@ -30,7 +30,7 @@ from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
 from torchrl_lang.text import CharTokenizer, word_tokenizer
-from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.chat_tokenizer import padded_action
 
 _BY_KIND: dict[str, dict[str, Any]] = {
     "coin_collector": {"template": "exits", "row_length": 192, "action_length": 4, "max_turns": 15},
@@ -123,8 +123,8 @@ class TextWorldTask(Task):
         """The words of the training games, from a file beside them, because collecting them means playing all games."""
         games, template = self.sets().train, TEMPLATES[self.template]
         # A word is a symbol with the space before it and another without, as after "type 0 ".
-        marked = [f"{mark}{word}" for word in theme_words() for mark in " \n"] + [f"{digit} " for digit in range(10)]
-        names = marked if self.kind == "custom" or self.exchange else []
+        words = theme_words() if self.kind == "custom" or self.exchange else []
+        names = [f"{mark}{word}" for word in words for mark in " \n"] + [f"{digit} " for digit in range(10) if words]
         content = [[game.name for game in games], repr(template), word_tokenizer(["a, b"]).config(), *names]
         path = games[0].with_name(f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}.json")
         if not path.exists():
@@ -145,13 +145,11 @@ class TextWorldTask(Task):
         return Player(player, {"offers": ("expert", "admissible")})
 
     def _action(self, command: str) -> list[int]:
-        tokenizer, first = self.tokenizer(), clean_command(command)
-        ids = [*encode_action(tokenizer, command), tokenizer.control.end_of_action]
-        spare = self.action_length - len(ids)
-        if spare < 0 or not first or is_meta(first):
+        action, first = padded_action(self.tokenizer(), command, self.action_length), clean_command(command)
+        if action is None or not first or is_meta(first):
             found = f"no command of a game with up to {self.action_length} tokens, such as inventory"
             raise ValueError(f"--first-command {command!r} is {found}.")
-        return ids + [tokenizer.control.pad] * spare
+        return action
 
     def number_of_episodes(self, options: TextWorldData) -> int:
         """Number of episodes."""

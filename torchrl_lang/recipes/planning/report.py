@@ -64,7 +64,7 @@ def _step_rows(plan: Plan) -> list[tuple[str, float]]:
     step = step_seconds(plan)
     names = {"products": "matrix products", "memory": "moving activations", "optimizer": "optimizer and targets"}
     rows = [(names.get(name, name), value) for name, value in step._asdict().items() if value]
-    return [*rows, ("all", step.total), ("tokens a second, all GPUs", plan.batch_size * plan.row_length / step.total)]
+    return [*rows, ("all", sum(step)), ("tokens a second, all GPUs", plan.batch_size * plan.row_length / sum(step))]
 
 
 def _iteration_rows(plan: Plan) -> list[tuple[str, float]]:
@@ -72,7 +72,7 @@ def _iteration_rows(plan: Plan) -> list[tuple[str, float]]:
     names = {"reading": "reading the environment's tokens", "writing": "writing the agent's tokens"}
     rows = [(names.get(name, name), value) for name, value in games._asdict().items() if value]
     total = iteration_seconds(plan)
-    return [*rows, (f"steps of {plan.epochs} epochs", total - games.total), ("all", total)]
+    return [*rows, (f"steps of {plan.epochs} epochs", total - sum(games)), ("all", total)]
 
 
 # -- what to choose ----------------------------------------------------------------------------------------------------
@@ -300,17 +300,12 @@ def communication_bytes(plan: Plan) -> float:
 
 
 class Step(NamedTuple):
-    """Seconds of a training step, by part."""
+    """Seconds of a training step, by part; it takes their sum, as nothing is assumed to overlap."""
 
     products: float
     memory: float
     optimizer: float
     communication: float
-
-    @property
-    def total(self) -> float:
-        """All of it, as nothing is assumed to overlap."""
-        return sum(self)
 
 
 def step_seconds(plan: Plan) -> Step:
@@ -334,11 +329,6 @@ class Acting(NamedTuple):
     """Of the weights that FSDP shards, once a turn."""
     reference: float
     """Their log-probabilities under the reference."""
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return sum(self)
 
 
 def token_seconds(plan: Plan) -> float:
@@ -373,7 +363,7 @@ def iteration_seconds(plan: Plan) -> float:
     """Seconds of the games, and of the steps of all epochs over them; offline those of a step."""
     steps = plan.epochs * max(plan.games // plan.batch_size, 1) if plan.online else 1
     steps += ArCHer.value_steps if plan.method.critic else 0  # of its critic, each about as long
-    return acting_seconds(plan).total + steps * step_seconds(plan).total
+    return sum(acting_seconds(plan)) + steps * sum(step_seconds(plan))
 
 
 def enough_games(plan: Plan) -> int:

@@ -25,7 +25,7 @@ from torchrl_lang.evaluation.metrics import solved
 from torchrl_lang.recipes.options import DataOptions, PlayOptions
 from torchrl_lang.schema import ACTION, DONE, FEATURES, REWARD, ROW_KEYS
 from torchrl_lang.text import Tokenizer
-from torchrl_lang.text.chat_tokenizer import encode_action
+from torchrl_lang.text.chat_tokenizer import encode_action, padded_action
 
 T = TypeVar("T")
 
@@ -262,7 +262,6 @@ def play_in_terminal(
 
 def _ask(env: LanguageEnv, input_fn: Callable[[str], str]) -> list[int] | None:
     """The tokens of an action, padded; ``None`` to quit."""
-    control = env.tokenizer.control
     while True:
         try:
             text = input_fn("> ").strip()
@@ -271,10 +270,11 @@ def _ask(env: LanguageEnv, input_fn: Callable[[str], str]) -> list[int] | None:
         if text == "q":
             return None
         try:
-            tokens = [*encode_action(env.tokenizer, text), control.end_of_action]
+            action = padded_action(env.tokenizer, text, env.action_length)
         except ValueError as error:
             print(error)
             continue
-        if len(tokens) <= env.action_length:
-            return tokens + [control.pad] * (env.action_length - len(tokens))
-        print(f"An action has at most {env.action_length - 1} tokens, {text!r} has {len(tokens) - 1}.")
+        if action is not None:
+            return action
+        number = len(encode_action(env.tokenizer, text))
+        print(f"An action has at most {env.action_length - 1} tokens, {text!r} has {number}.")

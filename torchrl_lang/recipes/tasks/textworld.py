@@ -74,10 +74,8 @@ class TextWorldGames(Options, group="data"):
             known = " and ".join(f"1 to {most} for {kind}" for kind, most in levels.items())
             raise ValueError(f"There is no --level {self.level} of {self.kind}: levels are {known}.")
         if self.world is not None and (self.kind != "custom" or not _WORLD.fullmatch(self.world)):
-            form = "rooms, objects and commands of the quest, each at least 1"
-            raise ValueError(
-                f"There is no --world {self.world} of {self.kind}: write --kind custom --world w2-o3-q4, {form}."
-            )
+            form = "w2-o3-q4, all numbers at least 1"
+            raise ValueError(f"There is no --world {self.world} of {self.kind}: write --kind custom --world {form}.")
 
     def task(self) -> Any:
         """The task."""
@@ -101,7 +99,6 @@ class TextWorldData(TextWorldGames, DataOptions):
     foreign: float = option(
         0.0, "share of the random commands taken from another game, most often impossible", ge=0, le=1
     )
-
     first_command: str | None = option(
         None, "command of each episode's first turn, such as inventory: it lists keys that no other text names"
     )
