@@ -6,7 +6,7 @@ import pytest
 
 from tests.envs.helpers import play
 from torchrl_lang.envs import TextGameEnv, check_language_env
-from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer, guess_value, shop, shop_value
+from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer, shop
 from torchrl_lang.text import CharTokenizer
 
 LETTERS = CharTokenizer.from_alphabet([chr(code) for code in range(32, 127)])
@@ -28,11 +28,11 @@ def test_the_rules_of_guessing():
 
 
 def test_guessing_best_is_binary_search():
-    assert guess_value(1, 1) == 1
-    assert guess_value(15, 4) == pytest.approx((1 + 2 * 0.9 + 4 * 0.8 + 8 * 0.7) / 15)
-    assert guess_value(20, 2) == pytest.approx((1 + 2 * 0.9) / 20)
-    assert guess_value(5, 9) == pytest.approx((1 + 2 * 0.9 + 2 * 0.8) / 5)
-    assert mean(GuessNumber(), GuessPlayer(mistakes=0.0), 15) == pytest.approx(guess_value())
+    assert GuessNumber(numbers=1, turns=1).optimal_return() == 1
+    assert GuessNumber(numbers=15, turns=4).optimal_return() == pytest.approx((1 + 2 * 0.9 + 4 * 0.8 + 8 * 0.7) / 15)
+    assert GuessNumber(numbers=20, turns=2).optimal_return() == pytest.approx((1 + 2 * 0.9) / 20)
+    assert GuessNumber(numbers=5, turns=9).optimal_return() == pytest.approx((1 + 2 * 0.9 + 2 * 0.8) / 5)
+    assert mean(GuessNumber(), GuessPlayer(mistakes=0.0), 15) == pytest.approx(GuessNumber().optimal_return())
     assert 0.25 < mean(GuessNumber(), GuessPlayer(), 1500) < 0.33
 
 
@@ -66,8 +66,9 @@ def test_the_best_sale_against_all_pairs_of_prices(tag, monkeypatch):
 
 
 def test_sales_of_the_player_and_of_one_price():
-    assert shop_value(1) == pytest.approx(5 / 7 * 0.6)
-    assert shop_value(1) < shop_value(2) < shop_value(3) < 0.7  # the mean limit
+    one, two, three = (Shop(turns=turns).optimal_return() for turns in (1, 2, 3))
+    assert one == pytest.approx(5 / 7 * 0.6)
+    assert one < two < three < 0.7  # the mean limit
     assert 0.36 < mean(Shop(), ShopPlayer(), 2000) < 0.41
     texts, _ = play(Shop(), lambda texts, rng: "no price", 3)
     assert len(texts) == 7

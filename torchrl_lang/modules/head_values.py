@@ -61,8 +61,7 @@ def checked_values(head: str, kind: str, states: TensorDictBase, run: Callable[[
     axes, last = 3 if kind == ACTION_VALUE else 2, 1 if kind == STATE_VALUE else values.shape[-1]
     fits = values.ndim == axes and values.shape[0] == states.shape[0] and values.shape[-1] == last
     if not fits or not values.is_floating_point():
-        got = f"{[*found.shape]} of {found.dtype}"
-        raise ValueError(f"{head} must write floating-point numbers {SHAPES[kind]}, got {got}.")
+        raise ValueError(f"{head} must write floats {SHAPES[kind]}, got {[*found.shape]} of {found.dtype}.")
     return values
 
 

@@ -224,8 +224,7 @@ class RowLoss(ReferenceHolder, LossModule):
             if not isinstance(actor_network, UtteranceActor):
                 split_actor(actor_network)  # raises unless it is a language actor
             elif actor_network.decoder.rule.guidance is not None and not self._takes_guidance:
-                found = f"{type(self).__name__} trains the model's own distribution"
-                raise ValueError(f"{found}: build it without guidance=.")
+                raise ValueError(f"{type(self).__name__} trains the model's own distribution: give no guidance=.")
             self.actor_network: Any = actor_network
         check_given(logits_chunk=(logits_chunk, ("auto",) if isinstance(logits_chunk, str) else 1))
         self._set_options(logits_chunk=logits_chunk, reduction="mean" if reduction is None else reduction)

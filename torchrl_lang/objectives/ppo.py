@@ -482,13 +482,9 @@ class PPOLoss(RowLoss):
         if isinstance(found, type):
             found = found(**{"value_network": None, "device": device, **hyperparams})
         elif hyperparams:
-            raise TypeError(
-                f"An instance of {kind.__name__} has its hyperparameters, got {sorted(hyperparams)} as well."
-            )
+            raise TypeError(f"A {kind.__name__} has its own hyperparameters, got {sorted(hyperparams)} as well.")
         if getattr(found, "auto_reset_env", False):
-            raise NotImplementedError(
-                "PPOLoss has no auto_reset_env=True: rows end with their last state. Leave it out."
-            )
+            raise NotImplementedError("PPOLoss has no auto_reset_env=True, rows end with a state: leave it out.")
         # Around nn.Module.__setattr__, which would make it a part of the loss's state_dict.
         self.__dict__["_their_estimator"], self.average_gae, self.value_type = found, False, kind
         return self

@@ -236,9 +236,7 @@ def encode_episode(episode: Episode, tokenizer: Tokenizer, token_reward: TokenRe
     if token_reward is not None:
         more = token_reward(tokens)
         if len(more) != len(tokens):
-            raise ValueError(
-                f"token_reward returned {len(more)} rewards for {len(tokens)} tokens: return one for each."
-            )
+            raise ValueError(f"token_reward returned {len(more)} rewards for {len(tokens)} tokens: give one for each.")
         reward = [r + float(m) if own else r for r, m, own in zip(reward, more, agent, strict=True)]
     return EncodedEpisode(tokens, agent, reward, episode.terminated, episode.truncated)
 

@@ -68,21 +68,19 @@ class GuessNumber:
             return self._say(_NO_NUMBER), 0.0, False
         return self._say(_HIGHER if guess < self.number else _LOWER), 0.0, False
 
+    def optimal_return(self) -> float:
+        """The greatest mean return over all numbers, exact.
+
+        Examples:
+            >>> from torchrl_lang.envs.games import GuessNumber
+            >>> round(GuessNumber(numbers=7, turns=3).optimal_return(), 4)  # (1 + 2 * 0.9 + 4 * 0.8) / 7
+            0.8571
+        """
+        found = (min(2**turn, max(0, self.numbers + 1 - 2**turn)) for turn in range(self.turns))  # numbers, by turn
+        return sum(number * (1 - _LATER * turn) for turn, number in enumerate(found)) / self.numbers
+
     def _say(self, ways: tuple[str, ...]) -> str:
         return self._rng.choice(ways).format(n=self.numbers, turns=self.turns, number=self.number)
-
-
-def guess_value(numbers: int = 15, turns: int = 4) -> float:
-    """The greatest mean return of :class:`GuessNumber` over all numbers, exact.
-
-    Examples:
-        >>> from torchrl_lang.envs.games import guess_value
-        >>> round(guess_value(7, 3), 4)  # (1 + 2 * 0.9 + 4 * 0.8) / 7
-        0.8571
-    """
-    check_options(numbers=(numbers, 1), turns=(turns, _TURNS))
-    found = (min(2**turn, max(0, numbers + 1 - 2**turn)) for turn in range(turns))  # numbers found by each
-    return sum(number * (1 - _LATER * turn) for turn, number in enumerate(found)) / numbers
 
 
 class GuessPlayer:

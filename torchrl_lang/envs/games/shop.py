@@ -79,19 +79,17 @@ class Shop:
             return self._rng.choice(_NO_PRICE), 0.0, False
         return self._rng.choice(_TOO_HIGH if price > _FAR * self.limit else _CLOSE), 0.0, False
 
+    def optimal_return(self) -> float:
+        """The greatest mean return, exact: the best price after each reply, for each tag.
 
-def shop_value(turns: int = 3) -> float:
-    """The greatest mean return of :class:`Shop`, exact: the best price after each reply, for each tag.
-
-    Examples:
-        >>> from torchrl_lang.envs.games import shop_value
-        >>> round(shop_value(1), 4)  # 60 % of the tag, which five of seven customers pay
-        0.4286
-    """
-    check_options(turns=(turns, 1))
-    tags = range(20, 91, 10)
-    total = sum(_total(tuple(tag * tenths // 10 for tenths in _LIMITS), turns) / tag for tag in tags)
-    return total / (len(tags) * len(_LIMITS))
+        Examples:
+            >>> from torchrl_lang.envs.games import Shop
+            >>> round(Shop(turns=1).optimal_return(), 4)  # 60 % of the tag, which five of seven customers pay
+            0.4286
+        """
+        tags = range(20, 91, 10)
+        total = sum(_total(tuple(tag * tenths // 10 for tenths in _LIMITS), self.turns) / tag for tag in tags)
+        return total / (len(tags) * len(_LIMITS))
 
 
 @cache

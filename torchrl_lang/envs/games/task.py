@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs import TextGameEnv, TextPlayer
-from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer, guess_value, shop_value
+from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer
 from torchrl_lang.envs.text_player import PlayText
 from torchrl_lang.evaluation import GameRecords, Summary, summarize
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
@@ -24,7 +24,6 @@ from torchrl_lang.text.chat_tokenizer import encode_action
 class _Game(NamedTuple):
     make: Callable[..., Any]
     play: Callable[[], PlayText]
-    optimum: Callable[[], float]
     splits: Mapping[str, Mapping[str, Any]]
     """Options of the game for each split."""
     system: str
@@ -39,7 +38,6 @@ _GAMES = {
     "guess": _Game(
         GuessNumber,
         GuessPlayer,
-        guess_value,
         {"training": {}, "testing": {}},
         "You guess a secret number. Reply with one number.",
         "My guess is 15.",
@@ -48,7 +46,6 @@ _GAMES = {
     "shop": _Game(
         Shop,
         ShopPlayer,
-        shop_value,
         _THINGS,
         "You sell things in a shop. Reply with a price.",
         "You can have it for 117.",
@@ -85,7 +82,7 @@ class GamesTask(Task):
     @property
     def optimum(self) -> float:
         """The greatest mean return, exact."""
-        return _GAMES[self.game].optimum()
+        return self.make_game().optimal_return()
 
     @property
     def system(self) -> str:

@@ -1,14 +1,15 @@
 """Wordle: the environment, its words, scripted policies, the exact solver, and games in a terminal.
 
-Datasets beyond games of one policy are made in :mod:`~torchrl_lang.envs.wordle.samplers` (games that branch off from an
-expert's), :mod:`~torchrl_lang.envs.wordle.human` (games of people) and :mod:`~torchrl_lang.envs.wordle.transcript`
-(games under other words or rules).
+Datasets beyond games of one policy are made by :class:`BranchedGames` and :class:`AdversarialGames` (which branch off
+from an expert's), :class:`HumanGames`, and :mod:`~torchrl_lang.envs.wordle.transcript` (under other words or rules).
 """
 
 from torchrl_lang.envs.wordle.env import WordleEnv
+from torchrl_lang.envs.wordle.human import HumanGames
 from torchrl_lang.envs.wordle.mixtures import MixturePlayer, MonteCarloPlayer
 from torchrl_lang.envs.wordle.optimal import OptimalPlayer
 from torchrl_lang.envs.wordle.players import Player, RandomWordPlayer, RepeatPlayer, StartWordPlayer, WrongPlayer
+from torchrl_lang.envs.wordle.samplers import AdversarialGames, BranchedGames
 from torchrl_lang.envs.wordle.solver import solve
 from torchrl_lang.envs.wordle.terminal import UserPlayer, play_human
 from torchrl_lang.envs.wordle.transcript import consistent_words, count_consistent
@@ -16,6 +17,9 @@ from torchrl_lang.envs.wordle.tree import TreePlayer, expected_return
 from torchrl_lang.envs.wordle.words import WordIndex, demo_words, guess_words, random_words, wordle_tokenizer
 
 __all__ = [
+    "AdversarialGames",
+    "BranchedGames",
+    "HumanGames",
     "MixturePlayer",
     "MonteCarloPlayer",
     "OptimalPlayer",

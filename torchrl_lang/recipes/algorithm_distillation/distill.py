@@ -19,7 +19,7 @@ from torchrl_lang.algorithm_distillation.sources import NO_NOISE, NoisyExpert
 from torchrl_lang.envs.grids import HiddenTaskEnv
 from torchrl_lang.evaluation.plots import new_figure, save_figure, tidy
 from torchrl_lang.evaluation.tables import cell, format_columns
-from torchrl_lang.recipes.algorithm_distillation.ad import FORMATS
+from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, digest_of, skipped, source_on
 from torchrl_lang.recipes.algorithm_distillation.options import Distill, FormatOptions
 from torchrl_lang.recipes.compare import publish, run_in_parallel

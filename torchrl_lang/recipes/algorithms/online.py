@@ -82,8 +82,8 @@ class OnlineOptions(
             other = "" if weight is None else ", or a --kl-weight"
             raise ValueError(f"--kl-coef 0 needs --kl-target none{other}: no coefficient can be moved to a target.")
         if self.start is None and self.pretrained is None:
-            begins = f"{self.algorithm} begins with a policy: give --start FOLDER, of a finished run or a model"
-            raise ValueError(f"{begins}, or --pretrained NAME.")
+            given = "--start FOLDER, of a finished run or a model, or --pretrained NAME"
+            raise ValueError(f"{self.algorithm} begins with a policy: give {given}.")
 
     def _check_engine(self) -> None:
         """Raise ValueError for options that an engine does not go together with."""
@@ -141,8 +141,7 @@ class RatioOptions(OnlineOptions, group="loss"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kl_coef and self.kl_weight:
-            given = f"--kl-coef {self.kl_coef} and --kl-weight {self.kl_weight}"
-            raise ValueError(f"The KL penalty is in the rewards or in the loss, got {given}: set one of them to 0.")
+            raise ValueError("The KL penalty is in the rewards or in the loss: set --kl-coef or --kl-weight to 0.")
 
 
 @dataclass(frozen=True, kw_only=True)

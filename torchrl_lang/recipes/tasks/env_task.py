@@ -112,8 +112,7 @@ class EnvTask(Task):
         if not isinstance(base, LanguageEnv):
             raise ValueError(f"{self.name} returned {shorten(env)}: expected {SIGNATURE}.")
         if env.batch_size != (batch_size,):
-            sizes = f"{list(env.batch_size)}, expected [{batch_size}]"
-            raise ValueError(f"{self.name} returned an environment of batch size {sizes}: pass on batch_size.")
+            raise ValueError(f"{self.name} has batch size {list(env.batch_size)}, expected [{batch_size}]: pass it on.")
         return env
 
     @cached_property
