@@ -255,12 +255,12 @@ class OnlineRun:
             "loss": TrainableState(self.learner.loss),
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
-            "near": self.kl,  # the names in checkpoints stay, so that older runs can be resumed
+            "kl": self.kl,
             **drawn,  # before the games, which begin as they did
             # Before the random states, because its collector calls the policy. Other processes begin other games.
             "games": _ranks.PerRank(self.games, reset=lambda state: self.games.restart(state["step"])),
             "random": _ranks.PerRank(
-                RandomState(**{f"words_{number}": stream for number, stream in enumerate(streams)})
+                RandomState(**{f"policy_{number}": stream for number, stream in enumerate(streams)})
             ),
         }
         return own | dict(self.learner.parts())
