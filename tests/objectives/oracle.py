@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.objectives.conftest import utterances_of
+from tests.objectives.models import utterances_of
 
 
 def numpy_rows(rows):

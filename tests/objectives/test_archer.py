@@ -11,18 +11,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.objectives import SoftUpdate
 
-from tests.objectives.conftest import (
-    CONTROL,
-    by_hand,
-    losses_of,
-    make_actor,
-    make_archer,
-    make_policy,
-    make_rows,
-    own_trunk,
-    total,
-    utterances_of,
-)
+from tests.objectives import models
 from tests.objectives.test_learning import LENGTH, LastThree, Table, Wanderer, starts, tabular_actor
 from torchrl_lang.data import LatestRows, row_buffer, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
@@ -53,14 +42,14 @@ def make_plain(**options):
         in_keys=["tokens", "attention_mask"],
         out_keys=["hidden"],
     )
-    loss = ArCHerLoss(make_actor(), Read(1.0, 2.0), Read(0.5), value_trunk=trunk, gamma=0.5, **options)
+    loss = ArCHerLoss(models.make_actor(), Read(1.0, 2.0), Read(0.5), value_trunk=trunk, gamma=0.5, **options)
     for name in ("target_qvalue_network_params", "target_value_network_params"):
         loss.get_submodule(name)["module", "shift"].data.add_(1.0)
     return loss
 
 
 # The states of the two utterances are at the tokens 3 and 7, their last decisions at 4 and 7, the row ends with 9.
-ROW = by_hand([[3, 4, 5, 7, 8, 9]], [[0, 1, 1, 0, 1, 0]], [[0.0, 0.5, 1.0, 0.0, -2.0, 0.0]])
+ROW = models.by_hand([[3, 4, 5, 7, 8, 9]], [[0, 1, 1, 0, 1, 0]], [[0.0, 0.5, 1.0, 0.0, -2.0, 0.0]])
 
 
 @pytest.mark.parametrize(
@@ -82,14 +71,14 @@ def test_advantages_by_hand():
     """min Q - V of the online heads, at the tokens of each utterance."""
     rows = make_plain().estimate(ROW.clone())
     assert rows["advantage"].tolist() == [[0.0, 2.5, 2.5, 0.0, 3.5, 0.0]]  # 4 - 3 / 2 and 7 - 7 / 2
-    cut = by_hand([[3, 4, 5, 7, 8]], [[0, 1, 1, 0, 1]], terminated=False)
+    cut = models.by_hand([[3, 4, 5, 7, 8]], [[0, 1, 1, 0, 1]], terminated=False)
     assert make_plain().estimate(cut)["advantage"].tolist() == [[0.0, 2.5, 2.5, 0.0, 0.0]]
     assert make_plain().estimate(ROW[:0])["advantage"].shape == (0, 6)
 
 
 def test_drawn_rows_train_v_and_the_others_q():
-    played = make_rows()
-    loss, drawn = make_archer(), draw_utterances(make_policy(), played)
+    played = models.make_rows()
+    loss, drawn = models.make_archer(), draw_utterances(models.make_policy(), played)
     both = loss(with_drawn(played, drawn))
     assert both["loss_qvalue"].item() == pytest.approx(loss(played)["loss_qvalue"].item(), rel=1e-5)
     assert both["loss_value"].item() == pytest.approx(loss(drawn.exclude("drawn"))["loss_value"].item(), rel=1e-5)
@@ -103,7 +92,7 @@ def test_drawn_rows_train_v_and_the_others_q():
 
 def test_terms_match_plain_loops():
     """Also without a train mask on the end of an utterance, which then does not count."""
-    rows, loss = make_rows(8, seed=3), own_trunk(make_archer, gamma=0.7).double()
+    rows, loss = models.make_rows(8, seed=3), models.own_trunk(models.make_archer, gamma=0.7).double()
     rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
     hidden = loss.value_trunk(rows.clone())["hidden"]
     target = {name: copy.deepcopy(getattr(loss, name)) for name in ("qvalue_network", "value_network")}
@@ -117,7 +106,7 @@ def test_terms_match_plain_loops():
     )
     sums, number = np.zeros(2), 0
     for b in range(8):
-        found, boot = utterances_of(rows, b)
+        found, boot = models.utterances_of(rows, b)
         states = [utterance[0] - 1 for utterance in found] + [boot]
         for i, utterance in enumerate(found):
             if not rows["train_mask"][b, utterance[-1]]:
@@ -139,11 +128,11 @@ def test_terms_match_plain_loops():
 
 def test_the_trunk_gets_no_gradient_where_it_is_detached_and_the_policy_none_beside_a_trunk():
     for loss, still in (
-        (make_archer(detach_value=True), "actor_network"),
-        (own_trunk(make_archer), "actor_network"),
-        (own_trunk(make_archer, detach_value=True), "value_trunk"),
+        (models.make_archer(detach_value=True), "actor_network"),
+        (models.own_trunk(models.make_archer), "actor_network"),
+        (models.own_trunk(models.make_archer, detach_value=True), "value_trunk"),
     ):
-        total(loss(make_rows())).backward()
+        models.total(loss(models.make_rows())).backward()
         assert all(p.grad is None for p in getattr(loss, still).parameters())
         assert all(p.grad.any() for p in loss.qvalue_network_params.parameters())
         assert all(p.grad.any() for p in loss.value_network_params.parameters())
@@ -151,11 +140,11 @@ def test_the_trunk_gets_no_gradient_where_it_is_detached_and_the_policy_none_bes
 
 def test_the_policys_gradient_is_that_of_reinforce():
     """``-mean_u A(u) sum_t log pi(u_t)``, and of that alone: no gradient flows through the advantages."""
-    policy = make_policy()
-    critic, rows = make_archer(policy), make_rows()
+    policy = models.make_policy()
+    critic, rows = models.make_archer(policy), models.make_rows()
     drawn = critic.estimate(draw_utterances(policy, rows, 20))
     loss = PPOLoss(policy, aggregation=1)
-    losses_of(loss(drawn))["loss_objective"].backward()
+    models.losses_of(loss(drawn))["loss_objective"].backward()
     found = {name: p.grad.clone() for name, p in loss.named_parameters()}
     loss.zero_grad()
     log_prob = row_log_prob(policy, drawn)
@@ -170,10 +159,10 @@ def test_the_policys_gradient_is_that_of_reinforce():
 
 def test_utterances_are_drawn_in_the_states_of_rows():
     """What stands before them is the row's, their log-probability the policy's, and nothing follows."""
-    rows, policy = make_rows(), make_policy()
+    rows, policy = models.make_rows(), models.make_policy()
     drawn = draw_utterances(policy, rows)
-    states = [(b, u[0] - 1) for b in range(6) for u in utterances_of(rows, b, CONTROL.end_of_action)[0]]
-    cut = [(b, utterances_of(rows, b, 1)[1]) for b in range(6)]
+    states = [(b, u[0] - 1) for b in range(6) for u in models.utterances_of(rows, b, models.CONTROL.end_of_action)[0]]
+    cut = [(b, models.utterances_of(rows, b, 1)[1]) for b in range(6)]
     states = sorted(
         {*states, *((b, p) for b, p in cut if p + 1 < rows["tokens"].shape[1] and rows["agent_mask"][b, p + 1])}
     )
@@ -182,7 +171,7 @@ def test_utterances_are_drawn_in_the_states_of_rows():
         assert one["tokens"][: p + 1].tolist() == rows["tokens"][b, : p + 1].tolist()
         written = one["agent_mask"].nonzero().flatten().tolist()
         assert written == list(range(p + 1, int(one["attention_mask"].sum())))
-        assert one["tokens"][written[-1]] == CONTROL.end_of_action
+        assert one["tokens"][written[-1]] == models.CONTROL.end_of_action
     assert drawn["drawn"].all()
     assert drawn["terminated"].all()
     assert not drawn["token_reward"].any()
@@ -191,14 +180,14 @@ def test_utterances_are_drawn_in_the_states_of_rows():
 
 
 def test_states_are_chosen_with_replacement_and_by_the_policys_stream():
-    rows = make_rows()
-    some, again = (draw_utterances(make_policy(seed=3), rows, 40, rows_at_a_time=7) for _ in range(2))
-    assert len(some) == 40 > len(draw_utterances(make_policy(), rows))
+    rows = models.make_rows()
+    some, again = (draw_utterances(models.make_policy(seed=3), rows, 40, rows_at_a_time=7) for _ in range(2))
+    assert len(some) == 40 > len(draw_utterances(models.make_policy(), rows))
     assert (some == again).all()
-    assert (some["tokens"] != draw_utterances(make_policy(seed=4), rows, 40, rows_at_a_time=7)["tokens"]).any()
-    assert len(draw_utterances(make_policy(), rows[:1], 5)) == 0  # the row without an action
+    assert (some["tokens"] != draw_utterances(models.make_policy(seed=4), rows, 40, rows_at_a_time=7)["tokens"]).any()
+    assert len(draw_utterances(models.make_policy(), rows[:1], 5)) == 0  # the row without an action
     with pytest.raises(ValueError, match="draw_utterances needs a policy with method='sample'"):
-        draw_utterances(make_policy(method="greedy"), rows)
+        draw_utterances(models.make_policy(method="greedy"), rows)
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------

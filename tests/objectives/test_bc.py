@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch.distributions import Categorical
 
-from tests.objectives.conftest import make_actor, make_bc, make_rows
+from tests.objectives.models import make_actor, make_bc, make_rows
 from torchrl_lang.functional import categorical_kl, decision_mask
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import BCLoss

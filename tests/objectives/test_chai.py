@@ -8,30 +8,12 @@ import torch
 from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
-from tests.objectives.conftest import (
-    CONTROL,
-    WIDTH,
-    by_hand,
-    chai_rows,
-    make_actor,
-    make_chai,
-    make_policy,
-    make_rows,
-    moved,
-    total,
-    utterances_of,
-    vary,
-)
+from tests.objectives import models
+from tests.objectives.models import CONTROL, WIDTH, chai_rows, make_actor, make_chai, make_policy, make_rows, moved
 from tests.objectives.oracle import chai_losses
+from torchrl_lang import modules
 from torchrl_lang.data import row_buffer
-from torchrl_lang.modules import (
-    CandidateSampler,
-    CHAIActor,
-    QValueHead,
-    UtteranceActor,
-    UtteranceQValueHead,
-    qvalue_module,
-)
+from torchrl_lang.modules import CandidateSampler, CHAIActor, UtteranceActor, UtteranceQValueHead, qvalue_module
 from torchrl_lang.modules.chai import candidate_features
 from torchrl_lang.objectives import CHAILoss
 from torchrl_lang.training import adamw, train_steps
@@ -61,7 +43,7 @@ def evaluated(loss, rows):
 def test_terms_match_plain_loops(seed, gamma, variant):
     """In states without room there are no candidates: they give no target to the utterance before."""
     rows, loss = chai_rows(8, seed), make_chai(gamma=gamma, cql_weight=1.0).double()
-    trained, room = vary(rows, variant).get("train_mask"), None
+    trained, room = models.vary(rows, variant).get("train_mask"), None
     if variant == "no-room":
         room = torch.rand(rows["candidate_mask"].shape, generator=torch.Generator().manual_seed(seed)) < 0.6
         rows["candidate_mask"] = room = rows["candidate_mask"] & room
@@ -83,7 +65,7 @@ def test_missing_and_misshapen_columns_are_named(rows):
     with pytest.raises(TypeError, match="state_mask must be bool"):
         loss(rows.clone().set("state_mask", rows["state_mask"].long()))
     with pytest.raises(ValueError, match="reads 'utterance_value'"):
-        CHAILoss(qvalue_module(QValueHead(WIDTH, 5)))
+        CHAILoss(qvalue_module(modules.QValueHead(WIDTH, 5)))
 
 
 # -- the candidates ----------------------------------------------------------------------------------------------------
@@ -97,9 +79,9 @@ def feature_of(tokens, position):
 
 
 def test_features_of_the_data_and_where_there_are_candidates(rows):
-    assert rows["state_mask"].shape[1] == max(len(utterances_of(rows, b, 1)[0]) for b in range(6)) + 1
+    assert rows["state_mask"].shape[1] == max(len(models.utterances_of(rows, b, 1)[0]) for b in range(6)) + 1
     for b in range(6):
-        found, boot = utterances_of(rows, b, 1)
+        found, boot = models.utterances_of(rows, b, 1)
         positions = [utterance[0] - 1 for utterance in found] + ([boot] if found else [])
         assert rows["state_position"][b][rows["state_mask"][b]].tolist() == positions
         expected = [True] * len(positions)
@@ -137,7 +119,7 @@ def test_where_the_model_has_no_positions_for_another_utterance_there_are_no_can
     late = out["state_position"] + 1 + 22 > 32
     assert (full & late).any()
     assert torch.equal(out["candidate_mask"], full & ~late)
-    assert total(make_chai()(out)).isfinite()
+    assert models.total(make_chai()(out)).isfinite()
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------
@@ -193,7 +175,7 @@ def two_letter_games(n=256):
     reward = torch.zeros(n, 7)
     reward[:, 5] = REWARD[x, y]
     agent = torch.tensor([False, True, True, False, True, True, False]).expand(n, 7)
-    return by_hand(tokens, agent.clone(), reward)
+    return models.by_hand(tokens, agent.clone(), reward)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.objectives.conftest import CONTROL, VOCAB, WIDTH, by_hand, make_actor, make_dt, make_rows, vary
+from tests.objectives.models import CONTROL, VOCAB, WIDTH, by_hand, make_actor, make_dt, make_rows, vary
 from tests.objectives.oracle import dt_loss, numpy_rows
 from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.data import row_buffer

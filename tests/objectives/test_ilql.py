@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from tests.objectives.conftest import by_hand, make_actor, make_heads, make_ilql, make_rows, vary
+from tests.objectives.models import by_hand, make_actor, make_heads, make_ilql, make_rows, vary
 from tests.objectives.oracle import ilql_losses, numpy_rows, utterance_ilql_losses
 from tests.objectives.tables import TableQ, make_table, table_loss, table_networks, with_own_targets
 from torchrl_lang.objectives import ILQLLoss, UtteranceILQLLoss

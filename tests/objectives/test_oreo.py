@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.objectives.conftest import by_hand, make_actor, make_heads, make_rows, total, vary
+from tests.objectives.models import by_hand, make_actor, make_heads, make_rows, total, vary
 from tests.objectives.oracle import numpy_rows, oreo_losses
 from tests.objectives.test_ilql import of_oracle
 from tests.objectives.test_qsft import logits_of, uneven

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.objectives.conftest import CONTROL, by_hand, labelled, make_actor, make_rows, paired, whole_rows
+from tests.objectives.models import CONTROL, by_hand, labelled, make_actor, make_rows, paired, whole_rows
 from tests.objectives.oracle import log_softmax
 from tests.objectives.test_qsft import logits_of, uneven
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob

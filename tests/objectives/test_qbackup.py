@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.objectives.conftest import VOCAB, WIDTH, make_actor, make_heads, make_qbackup, make_rows, vary
+from tests.objectives.models import VOCAB, WIDTH, make_actor, make_heads, make_qbackup, make_rows, vary
 from tests.objectives.oracle import numpy_rows, qbackup_losses
 from tests.objectives.tables import table_loss, table_networks, with_own_targets
 from tests.objectives.test_ilql import of_oracle, table_rows

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 
-from tests.objectives.conftest import by_hand, make_actor, make_rows, vary
+from tests.objectives.models import by_hand, make_actor, make_rows, vary
 from tests.objectives.oracle import numpy_rows, qsft_losses
 from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.modules import UtteranceActor

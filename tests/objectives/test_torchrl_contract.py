@@ -24,7 +24,7 @@ from torchrl.modules import recurrent_mode
 from torchrl.objectives import HardUpdate, SoftUpdate
 
 from tests.algorithm_distillation.models import model, windows
-from tests.objectives.conftest import LOSSES, losses_of, make_cql, make_ppo, rows_for, total, unread, whole_rows
+from tests.objectives.models import LOSSES, losses_of, make_cql, make_ppo, rows_for, total, unread, whole_rows
 from tests.objectives.test_contract import assert_same, networks_of
 from torchrl_lang import objectives
 from torchrl_lang.algorithm_distillation import ADLoss
