@@ -311,11 +311,8 @@ def rows_for(name, n=6):
 
 def unread(loss):
     """The policy's parameters, of a critic that has a trunk of its own."""
-    return (
-        {*loss.actor_network.parameters()}
-        if isinstance(loss, objectives.ArCHerLoss) and loss.value_trunk is not None
-        else set()
-    )
+    own = isinstance(loss, objectives.ArCHerLoss) and loss.value_trunk is not None
+    return {*loss.actor_network.parameters()} if own else set()
 
 
 def losses_of(out):

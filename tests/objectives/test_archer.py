@@ -12,10 +12,21 @@ from torch import nn
 from torchrl.objectives import SoftUpdate
 
 from tests.objectives import models
-from tests.objectives.test_learning import LENGTH, LastThree, Table, Wanderer, starts, tabular_actor
+from tests.objectives.test_contract import assert_same
+from tests.objectives.test_learning import (
+    LENGTH,
+    LastThree,
+    Table,
+    Wanderer,
+    mover,
+    moves,
+    starts,
+    tabular_actor,
+    values_of,
+)
 from torchrl_lang.data import LatestRows, row_buffer, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
-from torchrl_lang.modules import UtteranceActor, draw_utterances, row_log_prob, with_drawn
+from torchrl_lang.modules import draw_utterances, row_log_prob, with_drawn
 from torchrl_lang.objectives import ArCHerLoss, PPOLoss
 from torchrl_lang.training import adamw, train_steps
 
@@ -37,11 +48,8 @@ class Read(nn.Module):
 
 def make_plain(**options):
     """The state of a position is its token; Q_1 = x, Q_2 = 2 x, V = x / 2; targets are 1 greater."""
-    trunk = TensorDictModule(
-        lambda tokens, attention_mask: tokens.unsqueeze(-1).float(),
-        in_keys=["tokens", "attention_mask"],
-        out_keys=["hidden"],
-    )
+    keys = {"in_keys": ["tokens", "attention_mask"], "out_keys": ["hidden"]}
+    trunk = TensorDictModule(lambda tokens, attention_mask: tokens.unsqueeze(-1).float(), **keys)
     loss = ArCHerLoss(models.make_actor(), Read(1.0, 2.0), Read(0.5), value_trunk=trunk, gamma=0.5, **options)
     for name in ("target_qvalue_network_params", "target_value_network_params"):
         loss.get_submodule(name)["module", "shift"].data.add_(1.0)
@@ -95,15 +103,13 @@ def test_terms_match_plain_loops():
     rows, loss = models.make_rows(8, seed=3), models.own_trunk(models.make_archer, gamma=0.7).double()
     rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
     hidden = loss.value_trunk(rows.clone())["hidden"]
-    target = {name: copy.deepcopy(getattr(loss, name)) for name in ("qvalue_network", "value_network")}
-    values = {}
-    for name, network in target.items():
-        for kind, params in (("", f"{name}_params"), ("target ", f"target_{name}_params")):
-            with loss._modules[params].data.to_module(network):
-                values[kind + name] = network.module(hidden).detach().numpy()
-    q, v, target_q, target_v = (
-        values[name] for name in ("qvalue_network", "value_network", "target qvalue_network", "target value_network")
-    )
+
+    def said_by(network, params):
+        with loss._modules[params].data.to_module(network := copy.deepcopy(network)):
+            return network.module(hidden).detach().numpy()
+
+    q, target_q = (said_by(loss.qvalue_network, f"{kind}qvalue_network_params") for kind in ("", "target_"))
+    v, target_v = (said_by(loss.value_network, f"{kind}value_network_params") for kind in ("", "target_"))
     sums, number = np.zeros(2), 0
     for b in range(8):
         found, boot = models.utterances_of(rows, b)
@@ -114,8 +120,8 @@ def test_terms_match_plain_loops():
             over = i + 1 == len(found) and bool(rows["terminated"][b])
             y = sum(float(rows["token_reward"][b, p]) for p in utterance)
             y += 0.0 if over else 0.7 * target_v[b, states[i + 1], 0]
-            sums += (((y - q[b, utterance[-1] - 1]) ** 2).sum(), 0.0)
-            sums += (0.0, (target_q[b, utterance[-1] - 1].min() - v[b, states[i], 0]) ** 2)
+            last = utterance[-1] - 1
+            sums += ((y - q[b, last]) ** 2).sum(), (target_q[b, last].min() - v[b, states[i], 0]) ** 2
             number += 1
     data = rows.apply(lambda value: value.double() if value.is_floating_point() else value)
     out = loss(data)
@@ -150,8 +156,7 @@ def test_the_policys_gradient_is_that_of_reinforce():
     log_prob = row_log_prob(policy, drawn)
     assert drawn["advantage"].abs().amax(-1).min() > 0
     (-(drawn["advantage"] * log_prob).sum(-1).mean()).backward()
-    for name, p in loss.named_parameters():
-        torch.testing.assert_close(found[name], p.grad, rtol=1e-4, atol=1e-6)
+    assert_same(found, {name: p.grad for name, p in loss.named_parameters()}, rtol=1e-4, atol=1e-6)
 
 
 # -- drawn utterances --------------------------------------------------------------------------------------------------
@@ -163,9 +168,8 @@ def test_utterances_are_drawn_in_the_states_of_rows():
     drawn = draw_utterances(policy, rows)
     states = [(b, u[0] - 1) for b in range(6) for u in models.utterances_of(rows, b, models.CONTROL.end_of_action)[0]]
     cut = [(b, models.utterances_of(rows, b, 1)[1]) for b in range(6)]
-    states = sorted(
-        {*states, *((b, p) for b, p in cut if p + 1 < rows["tokens"].shape[1] and rows["agent_mask"][b, p + 1])}
-    )
+    states += [(b, p) for b, p in cut if p + 1 < models.T and rows["agent_mask"][b, p + 1]]
+    states = sorted({*states})
     assert len(drawn) == len(states)
     for one, (b, p) in zip(drawn, states, strict=True):
         assert one["tokens"][: p + 1].tolist() == rows["tokens"][b, : p + 1].tolist()
@@ -202,12 +206,7 @@ def env():
 
 def tabular(env):
     """A policy of one number for each state and token, that writes all utterances alike, and its critic."""
-    actor, size = tabular_actor(env), env.tokenizer.vocab_size
-    other = (
-        0,
-        *(id for id in range(size) if id not in (*env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action)),
-    )
-    policy = UtteranceActor(actor, env.tokenizer.control, env.action_length, forbidden=other, seed=0, cached=False)
+    policy, size = mover(tabular_actor(env), env, seed=0), env.tokenizer.vocab_size
     trunk = TensorDictModule(LastThree(size), in_keys=["tokens", "attention_mask"], out_keys=["hidden"])
     return policy, ArCHerLoss(policy, Table(size, 2), Table(size, 1), value_trunk=trunk, gamma=GAMMA)
 
@@ -224,21 +223,16 @@ def train_critic(critic, policy, games, steps, lr=0.1, draws=256):
 def test_values_are_those_of_the_policy_though_another_played(env):
     """The wanderer moves left most often, the policy right."""
     policy, critic = tabular(env)
-    letters = [*env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action]
     table = policy.decoder.actor[1].module.rows.data
     for place in starts(env):
-        table[place, letters] = CHANCES.log()
+        table[place, moves(env)] = CHANCES.log()
     games = [env.rollout(64, Wanderer(env.tokenizer), break_when_any_done=False) for _ in range(4)]
     rows = torch.cat([rows_from_rollout(steps, unfinished="drop") for steps in games])
     train_critic(critic, policy, rows, 120, draws=512)
     train_critic(critic, policy, rows, 100, lr=0.01, draws=2048)
-    here, value = torch.arange(LENGTH - 1), torch.zeros(LENGTH)
-    after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)  # of l, r and nothing
-    for _ in range(200):
-        q = torch.where(after == LENGTH - 1, 0.0, -1.0) + GAMMA * value[after]
-        value[:-1] = q @ CHANCES
+    expected = values_of(GAMMA, lambda q: q @ CHANCES.double()).float() @ CHANCES
     learned = critic.value_network_params["module", "rows"].detach()[starts(env), 0]
-    torch.testing.assert_close(learned, value[:-1], rtol=0, atol=0.2)
+    torch.testing.assert_close(learned, expected, rtol=0, atol=0.2)
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
 
 # name: (constructor, entry of Q's values)
-# name: (constructor, entry of Q's values)
 LOSSES = {
     "ilql": (lambda *heads: ILQLLoss(*heads, target="lambda", margin_weight=0.3), "action_value"),
     "cql": (lambda actor, q, v: CQLLoss(actor, q), "action_value"),
@@ -185,12 +184,8 @@ SHARED = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize(("rate", "training", "passes"), [(0.0, True, 0), (0.5, False, 0), (0.5, True, 1)])
-def test_without_dropout_no_trunk_runs_a_second_time(name, rate, training, passes):
-    loss, seen = with_dropout(SHARED[name]().train(training), rate), []
-    trunks = {id(trunk): trunk for trunk in (loss.actor_network[0], getattr(loss, "value_trunk", None)) if trunk}
-    hooks = [trunk.register_forward_pre_hook(lambda *_: seen.append(1)) for trunk in trunks.values()]
-    loss(make_rows())
-    for hook in hooks:
-        hook.remove()
-    assert len(seen) == len(trunks) * (1 + passes) + getattr(loss, "has_target_trunk", False)
+@pytest.mark.parametrize(("rate", "training", "more"), [(0.0, True, 0), (0.5, False, 0), (0.5, True, 1)])
+def test_without_dropout_no_trunk_runs_a_second_time(name, rate, training, more, passes):
+    loss = with_dropout(SHARED[name]().train(training), rate)
+    trunks = 1 + (getattr(loss, "value_trunk", None) is not None)
+    assert len(passes(loss)) == trunks * (1 + more) + getattr(loss, "has_target_trunk", False)

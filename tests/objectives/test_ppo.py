@@ -86,9 +86,8 @@ def test_the_divergence_has_its_exact_gradient(estimator):
     if estimator == "exact":
         options["reference"] = frozen_copy(table_loss(ref.expand(5, 3, 5).clone()).actor_network)
     loss = table_loss(logits.expand(5, 3, 5).clone(), **options)
-    rows = one_decision_each(
-        torch.arange(5), token_log_prob=acting, ref_log_prob=ref.log_softmax(-1), advantage=torch.zeros(5).double()
-    )
+    entries = {"token_log_prob": acting, "ref_log_prob": ref.log_softmax(-1), "advantage": torch.zeros(5).double()}
+    rows = one_decision_each(torch.arange(5), **entries)
     value = (acting.exp() * loss(rows)["loss_kl"][:, 0]).sum()
     value.backward()
     mine = logits.clone().requires_grad_()
@@ -373,9 +372,8 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
         rows["state_value"] = rows["state_value"] + torch.where(rows["agent_mask"], 0.3 * rows["advantage"], 0.0)
     actor, (_, head) = make_actor(), models.make_heads()
     hidden = TensorDictModule(AtLast(actor[0].module), in_keys=["tokens", "last"], out_keys=["hidden"])
-    prob = ProbabilisticTensorDictModule(
-        in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
-    )
+    options_of = {"distribution_class": Categorical, "return_log_prob": True}
+    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], **options_of)
     theirs = ClipPPOLoss(ProbabilisticTensorDictSequential(hidden, actor[1], prob), head, **options)
     row, last = decision_mask(rows["agent_mask"]).nonzero(as_tuple=True)
     # TorchRL counts from the value that the tensordict holds, and its critic writes over the key in a copy of it.
@@ -402,9 +400,7 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
 def test_options_by_torchrls_names(rows):
     """Each is the option of ours, and numbers may have a last dimension of one."""
     of_torchrl, ours = make_ppo(**THEIR_NAMES, **PLAIN), make_ppo(entropy_weight=0.1, loss_critic_type="l2", **PLAIN)
-    tall = rows.clone().update(
-        {key: rows[key].unsqueeze(-1) for key in ("advantage", "value_target", "token_log_prob")}
-    )
+    tall = {key: rows[key].unsqueeze(-1) for key in ("advantage", "value_target", "token_log_prob")}
     contract.assert_same(of_torchrl(rows.clone().update(tall)), ours(rows), rtol=0, atol=0)
     assert make_ppo(entropy_bonus=True).entropy_weight == 0.01
     assert make_ppo(entropy_bonus=False, entropy_coeff=0.1).entropy_weight == make_ppo().entropy_weight == 0

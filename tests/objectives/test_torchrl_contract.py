@@ -25,7 +25,7 @@ from torchrl.objectives import HardUpdate, SoftUpdate
 
 from tests.algorithm_distillation.models import model, windows
 from tests.objectives.models import LOSSES, losses_of, make_cql, make_ppo, rows_for, total, unread, whole_rows
-from tests.objectives.test_contract import assert_same, networks_of
+from tests.objectives.test_contract import assert_same, by_key, networks_of
 from torchrl_lang import objectives
 from torchrl_lang.algorithm_distillation import ADLoss
 from torchrl_lang.objectives import ArCHerLoss, CHAILoss, OREOLoss, QSFTLoss, UtteranceILQLLoss
@@ -105,10 +105,7 @@ def test_tensors_by_names(make, rows):
             entries[("of", f"my_{name}")] = entries.pop(key)
             loss.set_keys(**{name: ("of", f"my_{name}")})
     tensors = {"_".join(key): rows[old] for key, old in entries.items()}
-    for value, key in zip(
-        found if isinstance(found := loss(**tensors), tuple) else (found,), loss.out_keys, strict=True
-    ):
-        torch.testing.assert_close(value, expected[key], equal_nan=True)
+    assert_same(by_key(loss, loss(**tensors)), expected)
     last = [*losses_of(expected)][-1]
     loss.select_out_keys(last)
     torch.testing.assert_close(loss(**tensors), expected[last])
@@ -178,11 +175,10 @@ def test_target_updaters(make, rows, update, steps):
             update(loss, **options)
         return
     updater, old = update(loss, **options), {name: params.clone() for name, params in targets(loss).items()}
-    given = [
-        (parameter, parameter.clone()) for name in networks_of(loss) for parameter in getattr(loss, name).parameters()
-    ]
+    given = [parameter for name in networks_of(loss) for parameter in getattr(loss, name).parameters()]
+    before = [parameter.clone() for parameter in given]
     moved(loss)
-    assert all((parameter != before).all() for parameter, before in given)
+    assert all((one != other).all() for one, other in zip(given, before, strict=True))
     for step in range(steps):
         for name, params in targets(loss).items():
             assert_allclose_td(params.data, old[name].data, msg=f"after {step} steps")
