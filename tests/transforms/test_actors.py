@@ -111,7 +111,7 @@ def test_exact_takes_the_parameters_of_the_policy_that_acted():
     before = world.frozen_twin(actor)
     world.drift(actor)
     acted = world.frozen_twin(actor)
-    steps = world.play(world.make_env("tanh-normal", (3,)), actor)
+    steps = world.steps_of(actor)
     world.drift(actor, 2.0)
     expected = kl_divergence(closed_form("tanh-normal", acted, steps), closed_form("tanh-normal", before, steps))
     torch.testing.assert_close(chain(steps.clone())["next", "kl"], expected, rtol=1e-4, atol=1e-5)

@@ -12,11 +12,6 @@ from tests.transforms import world
 from torchrl_lang import transforms
 from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, KLRewardTransform
 
-
-def steps_of(actor):
-    return world.play(world.make_env("tanh-normal", (3,)), actor)
-
-
 SETTERS = {
     "in place": lambda transform: transform.coef.fill_(0.7),
     "a tensor": lambda transform: setattr(transform, "coef", torch.tensor(0.7)),
@@ -36,9 +31,8 @@ def test_the_coefficient_is_a_buffer_that_can_be_written(way, coef):
     SETTERS[way](transform)
     steps = world.play(TransformedEnv(world.make_env("tanh-normal", (3,)), transform), world.drift(actor))
     world.assert_adjusted(steps, actor, before, coef=0.7)
-    assert [float(value) for key, value in transform.state_dict().items() if key.endswith("coef")] == [
-        pytest.approx(0.7)
-    ]
+    (found,) = (float(value) for key, value in transform.state_dict().items() if key.endswith("coef"))
+    assert found == pytest.approx(0.7)
 
 
 def test_a_number_moves_with_the_transform_and_a_controller_stays():
@@ -53,15 +47,12 @@ def test_a_number_moves_with_the_transform_and_a_controller_stays():
 
 def test_a_coefficient_that_the_next_update_would_overwrite_is_not_set():
     adaptive = AdaptiveKLController(0.5, target=1.0, min_coef=0.25, max_coef=1.0)
+    lagrange, scheduled = transforms.LagrangeKLController(0.5, target=1.0), transforms.ScheduledKLController([(0, 0.5)])
     for coef, value, match in (
         (0.5, -1.0, r"coef must lie in \[0, inf\), got -1"),
         (adaptive, 5.0, r"coef must lie in \[0.25, 1.0\], got 5"),
-        (
-            transforms.LagrangeKLController(0.5, target=1.0),
-            0.75,
-            r"update of Lagrange.* overwrite coef=0.75: give the transform a",
-        ),
-        (transforms.ScheduledKLController([(0, 0.5)]), 0.75, "update of Scheduled"),
+        (lagrange, 0.75, r"update of Lagrange.* overwrite coef=0.75: give the transform a"),
+        (scheduled, 0.75, "update of Scheduled"),
     ):
         transform = KLRewardTransform(world.make_actor("normal"), coef)
         with pytest.raises(ValueError, match=match):
@@ -77,7 +68,7 @@ def test_as_many_adjusted_rewards_as_rewards():
 def test_keys_are_what_is_read_and_written(kind):
     """On these entries alone it works, and it writes no others; the reward comes first."""
     transform, actor, _ = world.drifted(kind)
-    steps = world.play(world.make_env(kind, (3,)), actor)
+    steps = world.steps_of(actor, kind=kind)
     (reward, *read), written = transform.in_keys, transform.out_keys
     assert reward == written[0] == world.key_of(kind, "reward")
     given = steps.select(*read, ("next", *world.parts_of(reward)))
@@ -109,7 +100,7 @@ def test_a_buffer_is_queried_by_what_the_transform_writes(key):
     actor = world.make_actor("tanh-normal")
     buffer = ReplayBuffer(storage=LazyTensorStorage(24))
     buffer.append_transform(KLRewardTransform(actor, world.COEF))
-    buffer.extend(world.play(world.make_env("tanh-normal"), world.drift(actor)))
+    buffer.extend(world.steps_of(world.drift(actor), ()))
     means = [float(episode.data["next", key].mean()) for episode in buffer.query()]
     limit = sum(means) / len(means)
     found = buffer.query(getattr(traj, key).mean() > limit)
@@ -123,7 +114,7 @@ def test_a_copy_with_gradients_trains_and_is_saved():
     assert [p.shape for p in copied] == [p.shape for p in actor.parameters()]
     assert not {id(p) for p in copied} & {id(p) for p in actor.parameters()}
     assert [key.rsplit(".", 1)[-1] for key in transform.state_dict()] == ["weight", "bias", "coef"]
-    steps = actor(steps_of(actor).exclude("action", "action_log_prob"))
+    steps = actor(world.steps_of(actor).exclude("action", "action_log_prob"))
     optimizer = torch.optim.SGD(copied, lr=0.1)
     transform(steps)["next", "reward"].sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in copied)

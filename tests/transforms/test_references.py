@@ -11,7 +11,7 @@ from torch.distributions import Categorical
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.modules import Actor, TanhDelta
 
-from tests.transforms.world import drift, make_actor, make_env, play
+from tests.transforms.world import drift, make_actor, make_env, steps_of
 from torchrl_lang import transforms
 from torchrl_lang.modules import LanguageActor
 from torchrl_lang.transforms import KLConstrainedTransform, KLDivergenceTransform, ReferenceModelLogProbTransform
@@ -22,7 +22,7 @@ def test_the_policy_is_asked_where_the_data_is_silent():
     actor = make_actor("tanh-normal")
     transform = KLConstrainedTransform(actor, policy=actor)
     drift(actor)
-    steps = play(make_env("tanh-normal", (3,)), actor)
+    steps = steps_of(actor)
     expected = transform(steps)["next", "kl"]
     assert (expected != 0).all()
     asked = transform(steps.exclude("action_log_prob"))["next", "kl"]

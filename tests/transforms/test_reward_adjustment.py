@@ -18,17 +18,13 @@ from torchrl_lang import transforms
 from torchrl_lang.transforms import KLDivergenceTransform, KLLimitTransform, RewardAdjustmentTransform
 
 
-def steps_of(actor):
-    return world.play(world.make_env("tanh-normal", (3,)), actor)
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "exact"])
 def test_a_reward_carries_no_gradient(estimator):
     """Whatever the data carry, and with a policy that is run or whose parameters are in the data."""
     actor = world.make_actor("tanh-normal")
     transform = transforms.KLConstrainedTransform(actor, estimator=estimator, policy=actor)
     world.drift(actor)
-    steps = actor(steps_of(actor).exclude("action", "action_log_prob"))
+    steps = actor(world.steps_of(actor).exclude("action", "action_log_prob"))
     assert steps["action_log_prob"].requires_grad
     out = transform(steps)["next"]
     assert not any(out[key].requires_grad for key in ("reward", "kl", "ref_log_prob") if key in out.keys())
@@ -90,7 +86,7 @@ def test_heads_in_modules_of_their_own():
 def test_a_copied_policy_does_not_run_stale():
     actor = world.make_actor("tanh-normal")
     transform = transforms.KLConstrainedTransform(actor, estimator="exact", policy=actor)
-    steps = steps_of(actor)
+    steps = world.steps_of(actor)
     copied = pickle.loads(pickle.dumps(transform))  # noqa: S301
     torch.testing.assert_close(copied(steps)["next", "kl"], torch.zeros(3, 8))  # from parameters in the data
     with pytest.raises(RuntimeError, match="copy of the policy"):

@@ -129,10 +129,8 @@ def test_the_exact_divergence_of_actors_with_options(options):
     reference = frozen_copy(policy)
     jitter(policy, 0.1 if options.keys() & {"temperature", "forbidden"} else 0.01)
     rows = rows_from_rollout(play(policy, env), unfinished="drop")
-    transform = KLDivergenceTransform(
-        "exact", policy=RowReference(CurrentPolicy(policy)), reference=RowReference(reference)
-    )
-    found = transform(rows.copy())["kl"]
+    actors = {"policy": RowReference(CurrentPolicy(policy)), "reference": RowReference(reference)}
+    found = KLDivergenceTransform("exact", **actors)(rows.copy())["kl"]
     tokens, mask = rows["tokens"], rows["agent_mask"]
     with torch.no_grad():
         p, q = (

@@ -197,9 +197,8 @@ def log_prob_by_hand(kind, actor, steps):
     """The formulas, without a distribution class; ``actor`` is asked for its parameters only."""
     group = ("agents",) if kind == "agents" else ()
     with torch.no_grad():
-        out = TensorDictSequential(*list(actor.module)[:-1])(
-            steps.select((*group, "observation") if group else "observation")
-        )
+        read = steps.select((*group, "observation") if group else "observation")
+        out = TensorDictSequential(*list(actor.module)[:-1])(read)
     action = steps[(*group, "action") if group else "action"]
     if kind in ("categorical", "one-hot"):
         index = action.to(torch.int64).argmax(-1) if kind == "one-hot" else action
@@ -221,6 +220,11 @@ def play(env, actor, steps=8, seed=0, **options):
     env.set_seed(seed)
     with torch.no_grad():
         return env.rollout(steps, actor, break_when_any_done=False, **options)
+
+
+def steps_of(actor, batch=(3,), kind="tanh-normal"):
+    """Steps of the plain environment."""
+    return play(make_env(kind, batch), actor)
 
 
 def key_of(kind, name):
