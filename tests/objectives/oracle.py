@@ -13,6 +13,12 @@ import torch
 from tests.objectives.models import utterances_of
 
 
+def assert_matches(out, expected, prefix="", **tolerance):
+    """Outputs of a loss are these numbers, by name."""
+    for name, value in expected.items():
+        np.testing.assert_allclose(out[prefix + name].item(), value, err_msg=name, **tolerance)
+
+
 def numpy_rows(rows):
     return {key: value.numpy() for key, value in rows.items() if isinstance(value, torch.Tensor)}
 

@@ -12,6 +12,7 @@ from torch import nn
 from torchrl.objectives import SoftUpdate
 
 from tests.objectives import models
+from tests.objectives.oracle import assert_matches
 from tests.objectives.test_contract import assert_same
 from tests.objectives.test_learning import (
     LENGTH,
@@ -100,8 +101,8 @@ def test_drawn_rows_train_v_and_the_others_q():
 
 def test_terms_match_plain_loops():
     """Also without a train mask on the end of an utterance, which then does not count."""
-    rows, loss = models.make_rows(8, seed=3), models.own_trunk(models.make_archer, gamma=0.7).double()
-    rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    rows = models.vary(models.make_rows(8, seed=3), "train-mask")
+    loss = models.own_trunk(models.make_archer, gamma=0.7).double()
     hidden = loss.value_trunk(rows.clone())["hidden"]
 
     def said_by(network, params):
@@ -124,9 +125,7 @@ def test_terms_match_plain_loops():
             sums += ((y - q[b, last]) ** 2).sum(), (target_q[b, last].min() - v[b, states[i], 0]) ** 2
             number += 1
     data = rows.apply(lambda value: value.double() if value.is_floating_point() else value)
-    out = loss(data)
-    expected = sums / number
-    np.testing.assert_allclose([out["loss_qvalue"].item(), out["loss_value"].item()], expected, rtol=1e-6)
+    assert_matches(loss(data), dict(zip(("loss_qvalue", "loss_value"), sums / number, strict=True)), rtol=1e-6)
 
 
 # -- what moves --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torchrl.objectives import SoftUpdate
 
 from tests.objectives import models
 from tests.objectives.models import CONTROL, WIDTH, chai_rows, make_actor, make_chai, make_policy, make_rows, moved
-from tests.objectives.oracle import chai_losses
+from tests.objectives.oracle import assert_matches, chai_losses
 from torchrl_lang import modules
 from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import CandidateSampler, CHAIActor, UtteranceActor, UtteranceQValueHead, qvalue_module
@@ -51,9 +51,7 @@ def test_terms_match_plain_loops(seed, gamma, variant):
     q, candidates, target = evaluated(loss, doubled)
     log_prob = doubled["candidate_log_prob"].numpy()
     expected = chai_losses(rows, q, candidates, target, log_prob, gamma=gamma, trained=trained, room=room)
-    out = loss(doubled)
-    for term, value in expected.items():
-        np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=1e-6, err_msg=term)
+    assert_matches(loss(doubled), expected, "loss_", rtol=1e-6)
 
 
 def test_missing_and_misshapen_columns_are_named(rows):
@@ -125,9 +123,13 @@ def test_where_the_model_has_no_positions_for_another_utterance_there_are_no_can
 # -- the policy --------------------------------------------------------------------------------------------------------
 
 
+def read(tokens):
+    tokens = torch.tensor(tokens)
+    return TensorDict(tokens=tokens, attention_mask=tokens != 0, batch_size=[len(tokens)])
+
+
 def prompts():
-    tokens = torch.tensor([[3, 7, 2, 0, 0, 0], [3, 6, 8, 9, 2, 0], [4, 0, 0, 0, 0, 0]])
-    return TensorDict(tokens=tokens, attention_mask=tokens != 0, batch_size=[3])
+    return read([[3, 7, 2, 0, 0, 0], [3, 6, 8, 9, 2, 0], [4, 0, 0, 0, 0, 0]])
 
 
 def test_the_candidate_with_the_highest_value_is_played():
@@ -192,10 +194,6 @@ def test_it_finds_the_values_of_the_best_play_and_plays_it():
     x, y = rows["tokens"][:, 1] - 6, rows["tokens"][:, 4] - 6
     torch.testing.assert_close(values[:, 1], REWARD[x, y], rtol=0, atol=0.1)
     torch.testing.assert_close(values[:, 0], 0.9 * REWARD.amax(-1)[x], rtol=0, atol=0.1)
-    begin = TensorDict(
-        tokens=torch.tensor([[4, 0, 0, 0], [4, 7, 1, 9], [4, 6, 1, 9]]),
-        attention_mask=torch.tensor([[True, False, False, False], [True] * 4, [True] * 4]),
-        batch_size=[3],
-    )
+    begin = read([[4, 0, 0, 0], [4, 7, 1, 9], [4, 6, 1, 9]])
     best = CHAIActor(policy, loss.target_qvalue_network(), candidates=32)(begin)["action"]
     assert best.tolist() == [[7, 1], [7, 1], [8, 1]]

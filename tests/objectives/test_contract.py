@@ -87,9 +87,8 @@ def test_a_sum_is_that_of_its_rows_and_a_mean_counts_decisions(make_loss, rows):
         torch.testing.assert_close(none[key].sum(), value, rtol=1e-4, atol=1e-5)
         if not chai:
             by_utterance = isinstance(loss, ArCHerLoss | UtteranceILQLLoss) and key != "loss_actor"
-            torch.testing.assert_close(
-                mean[key], value / (models.number_of_utterances(rows) if by_utterance else n), rtol=1e-4, atol=1e-6
-            )
+            number = models.number_of_utterances(rows) if by_utterance else n
+            torch.testing.assert_close(mean[key], value / number, rtol=1e-4, atol=1e-6)
 
 
 def test_loss_mask_takes_rows_out(make_loss, rows):

@@ -30,8 +30,12 @@ TERMS = {"value": "v", "qvalue": "q", "cql": "cql", "margin": "dm", "actor": "to
 def load(case):
     with np.load(GOLDEN / f"loss_case_{case:02d}.npz") as file:
         data = {key: file[key] for key in file.files}
+    return data, config_of(data)
+
+
+def config_of(data):
     config = {key[4:]: float(value) for key, value in data.items() if key.startswith("cfg_")}
-    return data, {key: None if np.isnan(value) else value for key, value in config.items()}
+    return {key: None if np.isnan(value) else value for key, value in config.items()}
 
 
 def to_rows(data):
@@ -144,11 +148,9 @@ def test_a_cut_off_row_counts_its_own_decisions_only():
 def published():
     """The published model's weights in our modules, its batch as rows, and its options."""
     golden = Golden()
-    data = {key: value for key, value in golden.arrays.items() if key.startswith(("in_", "cfg_"))}
-    config = {key[4:]: float(value) for key, value in data.items() if key.startswith("cfg_")}
-    config = {key: None if np.isnan(value) else value for key, value in config.items()}
+    config = config_of(golden.arrays)
     names = ("tokens", "attn_mask", "state_idxs", "action_idxs", "rewards", "terminals")
-    rows, _ = to_rows({name: data[f"in_{name}"] for name in names})
+    rows, _ = to_rows({name: golden.arrays[f"in_{name}"] for name in names})
     heads = qvalue_module(golden.qvalue), value_module(golden.value)
     loss = ILQLLoss(language_actor(golden.lm), *heads, **options_of(config))
     updater = SoftUpdate(loss, tau=config["alpha"])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import cycle
 
-import numpy as np
 import pytest
 import torch
 
 from tests.objectives.models import by_hand, make_actor, make_heads, make_rows, total, vary
-from tests.objectives.oracle import numpy_rows, oreo_losses
+from tests.objectives.oracle import assert_matches, numpy_rows, oreo_losses
 from tests.objectives.test_contract import assert_same
 from tests.objectives.test_ilql import of_oracle
 from tests.objectives.test_qsft import logits_of, uneven
@@ -73,8 +72,7 @@ def test_outputs_and_slopes_match_plain_loops(options, variant):
     expected, slope = expected_of(loss, rows, variant, **plain)
     out = loss(rows)
     assert expected.keys() == set(out.keys())
-    for name, value in expected.items():
-        np.testing.assert_allclose(out[name].item(), value, rtol=2e-4, atol=1e-6, err_msg=name)
+    assert_matches(out, expected, rtol=2e-4, atol=1e-6)
     # The policy's gradient is that of its tokens' log-probabilities with these slopes.
     out["loss_actor"].backward()
     trained = {name: p for name, p in loss.actor_network.named_parameters() if p.grad is not None}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.objectives.models import CONTROL, by_hand, labelled, make_actor, make_rows, paired, whole_rows
-from tests.objectives.oracle import log_softmax
+from tests.objectives.models import CONTROL, by_hand, labelled, make_actor, make_rows, paired, vary, whole_rows
+from tests.objectives.oracle import assert_matches, log_softmax
 from tests.objectives.test_contract import assert_same
 from tests.objectives.test_qsft import logits_of, uneven
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
@@ -68,15 +68,11 @@ OF_PAIRS = [
 @pytest.mark.parametrize(("kind", "options"), OF_PAIRS)
 def test_losses_of_pairs_match_plain_loops(kind, options, masked):
     pairs, policy, reference = paired(8), uneven(0), uneven(2)
-    counted = None
-    if masked:
-        pairs["train_mask"] = torch.rand(pairs["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
-        counted = pairs["train_mask"].flatten(0, 1).numpy()
+    counted = vary(pairs, "train-mask")["train_mask"].flatten(0, 1).numpy() if masked else None
     out = kind(policy, frozen_copy(reference), **options)(pairs)
     expected = of_pairs(kind, *log_ratios(flat(pairs), policy, reference, counted), **options)
     assert expected.keys() == set(out.keys())
-    for name, value in expected.items():
-        np.testing.assert_allclose(float(out[name].detach()), value, rtol=2e-4, atol=1e-5, err_msg=name)
+    assert_matches(out, expected, rtol=2e-4, atol=1e-5)
 
 
 def swapped(rows):
@@ -112,8 +108,7 @@ def test_kto_matches_plain_loops(baseline, sign):
     options = {"beta": beta, "baseline": baseline, "desirable_weight": weights[0], "undesirable_weight": weights[1]}
     out = KTOLoss(policies[0], frozen_copy(policies[1]), **options)(rows)
     assert expected.keys() == set(out.keys())
-    for name, value in expected.items():
-        np.testing.assert_allclose(float(out[name].detach()), value, rtol=2e-4, atol=1e-5, err_msg=name)
+    assert_matches(out, expected, rtol=2e-4, atol=1e-5)
 
 
 def test_mismatched_rows_by_hand():

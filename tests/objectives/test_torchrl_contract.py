@@ -254,6 +254,10 @@ def test_coefficients_are_set_by_torchrls_names():
     assert (loss.entropy_coeff, loss.clip_epsilon) == (0.003, (0.1, 0.1))
     none.critic_coeff = 0.5
     assert_same(none(rows), make_ppo()(rows), rtol=0, atol=0)
+    loss.clip_value, loss.critic_coeff = True, None
+    assert (loss.value_clip, loss.value_weight) == (0.1, 0)
+    loss.clip_value = False
+    assert loss.value_clip is None
     for given, before in (
         ({"entropy_coeff": 0.1}, 0.1),
         ({}, 0.01),
@@ -264,8 +268,9 @@ def test_coefficients_are_set_by_torchrls_names():
         assert (switched.entropy_bonus, switched.entropy_coeff) == (True, before)
         switched.entropy_bonus = False
         assert (switched.entropy_bonus, switched(rows)["loss_entropy"].item()) == (False, 0)
-    with pytest.raises(ValueError, match="clip_epsilon must be"):
-        loss.clip_epsilon = -0.1
+    for name in ("clip_epsilon", "critic_coeff", "value_weight", "clip_value"):
+        with pytest.raises(ValueError, match=r"clip_epsilon must be|must lie in .*, got -1"):
+            setattr(loss, name, -1)
     rows, loss = rows_for("cql"), make_cql()
     loss.temperature, loss.min_q_weight = 0.5, 3.0
     assert_same(loss(rows), make_cql(temperature=0.5, min_q_weight=3.0)(rows), rtol=0, atol=0)

@@ -36,9 +36,8 @@ def test_the_coefficient_is_a_buffer_that_can_be_written(way, coef):
 
 
 def test_a_number_moves_with_the_transform_and_a_controller_stays():
-    number, controller = (
-        KLRewardTransform(world.make_actor("normal"), c) for c in (0.5, AdaptiveKLController(0.5, target=1.0))
-    )
+    coefs = 0.5, AdaptiveKLController(0.5, target=1.0)
+    number, controller = (KLRewardTransform(world.make_actor("normal"), coef) for coef in coefs)
     assert number.to(torch.float64).coef.dtype == torch.float64
     assert controller.to(torch.float64).coef.dtype == torch.float32
     assert number.to("meta").coef.is_meta

@@ -8,15 +8,8 @@ import math
 
 import torch
 from tensordict import TensorDict, assert_allclose_td
-from tensordict.nn import (
-    CompositeDistribution,
-    InteractionType,
-    NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictSequential,
-)
+from tensordict import nn as tdnn
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as D
 from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
@@ -115,7 +108,7 @@ def linear(outputs, seed):
         return nn.Linear(3, outputs)
 
 
-RANDOM = {"default_interaction_type": InteractionType.RANDOM, "return_log_prob": True}
+RANDOM = {"default_interaction_type": tdnn.InteractionType.RANDOM, "return_log_prob": True}
 
 
 class CompositeParams(nn.Module):
@@ -149,15 +142,15 @@ def _composite(seed):
     keys = [("params", "move", "logits"), ("params", "push", "loc"), ("params", "push", "scale")]
     actions = {"move": ("action", "move"), "push": ("action", "push")}
     parts = {"move": D.Categorical, "push": IndependentNormal}
-    sample = ProbabilisticTensorDictModule(
+    sample = tdnn.ProbabilisticTensorDictModule(
         in_keys=["params"],
         out_keys=[*actions.values()],
-        distribution_class=CompositeDistribution,
+        distribution_class=tdnn.CompositeDistribution,
         distribution_kwargs={"distribution_map": parts, "name_map": actions},
         **RANDOM,
     )
     module = TensorDictModule(CompositeParams(seed), in_keys=["observation"], out_keys=keys)
-    return ProbabilisticTensorDictSequential(module, sample)
+    return tdnn.ProbabilisticTensorDictSequential(module, sample)
 
 
 ACTORS = {
