@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -12,19 +10,9 @@ from torch import nn
 from torchrl.objectives import SoftUpdate
 
 from tests.objectives import models
+from tests.objectives import test_learning as learning
 from tests.objectives.oracle import assert_matches
 from tests.objectives.test_contract import assert_same
-from tests.objectives.test_learning import (
-    LENGTH,
-    LastThree,
-    Table,
-    Wanderer,
-    mover,
-    moves,
-    starts,
-    tabular_actor,
-    values_of,
-)
 from torchrl_lang.data import LatestRows, row_buffer, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
 from torchrl_lang.modules import draw_utterances, row_log_prob, with_drawn
@@ -106,7 +94,7 @@ def test_terms_match_plain_loops():
     hidden = loss.value_trunk(rows.clone())["hidden"]
 
     def said_by(network, params):
-        with loss._modules[params].data.to_module(network := copy.deepcopy(network)):
+        with loss._modules[params].data.to_module(network):
             return network.module(hidden).detach().numpy()
 
     q, target_q = (said_by(loss.qvalue_network, f"{kind}qvalue_network_params") for kind in ("", "target_"))
@@ -200,14 +188,14 @@ GAMMA, CHANCES = 0.9, torch.tensor([0.1, 0.7, 0.2])  # of l, r and nothing
 
 @pytest.fixture(scope="module")
 def env():
-    return CorridorEnv(LENGTH, start=0, max_turns=8, batch_size=[32], seed=0)
+    return CorridorEnv(learning.LENGTH, start=0, max_turns=8, batch_size=[32], seed=0)
 
 
 def tabular(env):
     """A policy of one number for each state and token, that writes all utterances alike, and its critic."""
-    policy, size = mover(tabular_actor(env), env, seed=0), env.tokenizer.vocab_size
-    trunk = TensorDictModule(LastThree(size), in_keys=["tokens", "attention_mask"], out_keys=["hidden"])
-    return policy, ArCHerLoss(policy, Table(size, 2), Table(size, 1), value_trunk=trunk, gamma=GAMMA)
+    policy, size = learning.mover(learning.tabular_actor(env), env, seed=0), env.tokenizer.vocab_size
+    trunk = TensorDictModule(learning.LastThree(size), in_keys=["tokens", "attention_mask"], out_keys=["hidden"])
+    return policy, ArCHerLoss(policy, learning.Table(size, 2), learning.Table(size, 1), value_trunk=trunk, gamma=GAMMA)
 
 
 def train_critic(critic, policy, games, steps, lr=0.1, draws=256):
@@ -223,14 +211,14 @@ def test_values_are_those_of_the_policy_though_another_played(env):
     """The wanderer moves left most often, the policy right."""
     policy, critic = tabular(env)
     table = policy.decoder.actor[1].module.rows.data
-    for place in starts(env):
-        table[place, moves(env)] = CHANCES.log()
-    games = [env.rollout(64, Wanderer(env.tokenizer), break_when_any_done=False) for _ in range(4)]
+    for place in learning.starts(env):
+        table[place, learning.moves(env)] = CHANCES.log()
+    games = [env.rollout(64, learning.Wanderer(env.tokenizer), break_when_any_done=False) for _ in range(4)]
     rows = torch.cat([rows_from_rollout(steps, unfinished="drop") for steps in games])
     train_critic(critic, policy, rows, 120, draws=512)
     train_critic(critic, policy, rows, 100, lr=0.01, draws=2048)
-    expected = values_of(GAMMA, lambda q: q @ CHANCES.double()).float() @ CHANCES
-    learned = critic.value_network_params["module", "rows"].detach()[starts(env), 0]
+    expected = learning.values_of(GAMMA, lambda q: q @ CHANCES.double()).float() @ CHANCES
+    learned = critic.value_network_params["module", "rows"].detach()[learning.starts(env), 0]
     torch.testing.assert_close(learned, expected, rtol=0, atol=0.2)
 
 
@@ -248,4 +236,4 @@ def test_it_learns_the_shortest_walk(env):
         for _ in train_steps(loss, drawn.sample, optimizer, steps=4):
             pass
     assert returns[0] < -5
-    assert returns[-1] > corridor_value(LENGTH - 1) - 0.3
+    assert returns[-1] > corridor_value(learning.LENGTH - 1) - 0.3

@@ -23,7 +23,7 @@ from torchrl_lang.evaluation import value_report
 from torchrl_lang.functional.returns import return_conditions
 from torchrl_lang.modules import UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor, value_module
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, PPOLoss, PsiLoss, policy
+from torchrl_lang.objectives import ILQLLoss, PPOLoss, policy
 from torchrl_lang.objectives.networks import gather_inputs
 from torchrl_lang.training import train_steps
 from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, RowReference, frozen_copy
@@ -51,9 +51,9 @@ BAD_OPTIONS = [
     (make_bc, "transition_weight kl_weight", math.nan),
     (make_bc, "logits_chunk", 0),
     (make_bc, "logits_chunk", True),
-    (lambda **options: models.make_qbackup(CQLLoss, **options), "cql_weight cql_temperature", -1.0),
-    (lambda **options: models.make_qbackup(BCQLoss, **options), "threshold", 1.5),
-    (lambda **options: models.make_qbackup(PsiLoss, **options), "threshold reward_scale", -0.1),
+    (models.make_cql, "cql_weight cql_temperature", -1.0),
+    (models.make_bcq, "threshold", 1.5),
+    (models.make_psi, "threshold reward_scale", -0.1),
     (models.make_qsft, "threshold rest end_of_action", -1),
     (make_oreo, "value_weight actor_weight kl_weight", -0.1),
     (make_oreo, "level", "other"),
