@@ -11,17 +11,7 @@ import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
 from tests.data import chat_templates as templates
-from tests.data.chat_templates import (
-    CHATML,
-    EXACT,
-    FIRST_PROMPT_ONLY,
-    IM,
-    MISTRAL_LAST,
-    PIECES,
-    Family,
-    chat,
-    tokenizer_of,
-)
+from tests.data.chat_templates import CHATML, EXACT, FIRST_PROMPT_ONLY, IM, MISTRAL_LAST, Family, chat, tokenizer_of
 from tests.rows import to_row
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_rows
@@ -86,7 +76,7 @@ def test_dialogues_equal_the_template(source):
     """Where the template writes one message of the user around several answers of tools, too."""
     row_format = RowFormat.from_chat_template(source)
     tokenizer, equal_ids = ChatTokenizer(source, row_format), 0
-    for turns in dialogues(row_format, PIECES, 30):
+    for turns in dialogues(row_format, templates.PIECES, 30):
         text = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
         assert row_format.render(messages(turns)) == text
         ids = real_ids(to_row(Episode(turns, terminated=False), tokenizer, 1500))
@@ -107,7 +97,7 @@ def test_dialogues_survive_rows_and_back(source):
     row_format = RowFormat.from_chat_template(source)
     tokenizer, added = ChatTokenizer(source, row_format), set(source.added_tokens_decoder)
     allowed = {source.convert_tokens_to_ids(name) for name in ("<think>", "<tool_call>")}  # the agent's
-    for case, turns in enumerate(dialogues(row_format, [*PIECES, *templates.MARKERS], 40)):
+    for case, turns in enumerate(dialogues(row_format, [*templates.PIECES, *templates.MARKERS], 40)):
         clean = [row_format.clean_action if turn.by_agent else row_format.clean_text for turn in turns]
         turns = [Turn(c(t.text), t.reward, role=t.role) for c, t in zip(clean, turns, strict=True)]
         terminated, truncated = case % 3 == 0, case % 3 == 1
