@@ -16,7 +16,7 @@ from tests.envs.conftest import ENVS, WORDS, wordle_env
 from tests.modules.test_decoding import K, guidance
 from tests.modules.test_prefix_cache import WIDTH, N, agree, grown, lm_of, own_values, pair
 from tests.modules.toys import CONTROL, rows, tiny_lm, without_blocks
-from tests.objectives.conftest import LOSSES, losses_of, make_ilql, make_ppo, make_rows, rows_for, total
+from tests.objectives.models import LOSSES, losses_of, make_ilql, make_ppo, make_rows, rows_for, total
 from tests.objectives.test_contract import assert_same, gradients
 from tests.processes import run, spawned
 from tests.recipes.algorithm_distillation.test_ad import train as train_ad

@@ -8,20 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from torchrl_lang import evaluation
 from torchrl_lang.envs.wordle import WordleEnv
-from torchrl_lang.evaluation import (
-    GameRecords,
-    Summary,
-    distinct_n,
-    format_seed_table,
-    format_table,
-    imitation_loss,
-    ngram_entropy,
-    over_seeds,
-    perplexity,
-    play_games,
-    summarize,
-)
+from torchrl_lang.evaluation import GameRecords, distinct_n, format_table, ngram_entropy, over_seeds, summarize
 from torchrl_lang.evaluation.metrics import unanswered
 from torchrl_lang.evaluation.tables import format_legend
 from torchrl_lang.modules import causal_lm, language_actor, row_log_prob
@@ -80,7 +69,7 @@ def test_optional_statistics_are_in_summary_log_and_table():
     # Of 26 tokens in four games.
     assert [summary.kl_per_token, summary.kl_per_game, summary.entropy] == pytest.approx([10 / 26, 2.5, 10 / 26])
     assert summary.scalars()["luck"] == summary.as_dict()["metrics"]["luck"] == summary.metrics["luck"] == 13 / 16
-    other = Summary("b", 1000, -3.25, 0.125, 0.0, 0.1, 2.0)
+    other = evaluation.Summary("b", 1000, -3.25, 0.125, 0.0, 0.1, 2.0)
     lines = format_table([summary, other]).splitlines()
     assert lines[0].split()[4:] == ["turns", "turns", "won", "invalid", "KL/token", "entropy", "luck"]
     assert lines[2].split()[-7:] == ["3.25", "2.50", "15.4", "%", "0.385", "0.385", "0.812"]
@@ -101,7 +90,7 @@ def test_unanswered_utterances_of_real_games():
     end = env.tokenizer.control.end_of_action
     said = iter([("crane", "zzzzz"), ("zzzzz", "cran"), ("", "cranes"), *[("crane", "z")] * 3])
     say = lambda td: [(env.tokenizer.encode(word) + [end] * 6)[:6] for word in next(said)]  # noqa: E731
-    games = play_games(env, lambda td: td.set("action", torch.tensor(say(td))), games=2, seed=0)
+    games = evaluation.play_games(env, lambda td: td.set("action", torch.tensor(say(td))), games=2, seed=0)
     assert unanswered(games.rows, env.tokenizer.control).tolist() == [2, 6]
     rate = summarize(games, invalid=lambda r: unanswered(r.rows, env.tokenizer.control)).invalid_rate
     assert rate == 8 / 12
@@ -113,7 +102,7 @@ def test_over_seeds():
     assert (summary.mean, summary.error) == pytest.approx((0.6, error))
     assert summary.interval == pytest.approx((0.6 - 3.1824 * error, 0.6 + 3.1824 * error))
     assert over_seeds("x", [1.0]).interval is None
-    assert "-" in format_seed_table([over_seeds("x", [1.0])])
+    assert "-" in evaluation.format_seed_table([over_seeds("x", [1.0])])
     for bad in ([], [math.nan]):
         with pytest.raises(ValueError, match="x needs"):
             over_seeds("x", bad)
@@ -167,12 +156,12 @@ def test_imitation_loss_and_perplexity_count_the_agents_tokens_alone():
                 logs.append(log_probs[place, ids[place + 1]].item())
     assert len(logs) == 3 + 2 + 1  # with the ends of the turns
     actor = language_actor(lm)
-    assert perplexity(actor, rows) == pytest.approx(math.exp(-sum(logs) / len(logs)), rel=1e-4)
+    assert evaluation.perplexity(actor, rows) == pytest.approx(math.exp(-sum(logs) / len(logs)), rel=1e-4)
     for batch_size in (256, 2):
-        loss = imitation_loss(actor, rows, batch_size=batch_size)
+        loss = evaluation.imitation_loss(actor, rows, batch_size=batch_size)
         assert loss == pytest.approx(-float(row_log_prob(actor, rows).detach().sum()) / 6, rel=1e-5)
     with pytest.raises(ValueError, match="3 rows have no token of the agent"):
-        imitation_loss(actor, rows.clone().set("agent_mask", torch.zeros_like(rows["agent_mask"])))
+        evaluation.imitation_loss(actor, rows.clone().set("agent_mask", torch.zeros_like(rows["agent_mask"])))
 
 
 @pytest.mark.parametrize(("bias", "expected"), [(0.0, 9.0), (math.nan, math.nan), (1e4, math.inf)])
@@ -182,4 +171,4 @@ def test_perplexity_of_uniform_models_models_without_numbers_and_impossible_toke
     torch.nn.init.constant_(head.weight, 0.0)
     head.bias.data = bias * torch.eye(TOKENIZER.vocab_size)[TOKENIZER.control.pad]  # which the agent never writes
     lm.set_output_embeddings(head)
-    assert perplexity(language_actor(lm), rows) == pytest.approx(expected, nan_ok=True)
+    assert evaluation.perplexity(language_actor(lm), rows) == pytest.approx(expected, nan_ok=True)

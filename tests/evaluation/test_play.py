@@ -131,10 +131,8 @@ def test_a_language_model_reports_kl_and_entropy_and_plays_sampled_or_greedy():
     actor = language_actor(causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=96))
     options = {"diagnostics": True, "seed": 0}
     plain, sharp = (UtteranceActor(actor, control, 6, temperature=t, **options) for t in (1.0, 0.05))
-    one, other = (
-        summarize(play_games(env, policy, games=12), invalid=lambda records: unanswered(records.rows, control))
-        for policy in (plain, sharp)
-    )
+    games = (play_games(env, policy, games=12) for policy in (plain, sharp))
+    one, other = (summarize(each, invalid=lambda records: unanswered(records.rows, control)) for each in games)
     assert plain._prefix_cache.transcripts is None  # keys and values of games that are over
     assert one.win_rate == 0 < one.invalid_rate <= 1
     assert other.kl_per_token > one.kl_per_token + 0.05

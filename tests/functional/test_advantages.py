@@ -7,15 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_lang.functional import (
-    decision_mask,
-    group_advantages,
-    returns_to_go,
-    state_advantages,
-    turn_advantages,
-    turn_end_mask,
-    two_clock_advantages,
-)
+from torchrl_lang import functional
+from torchrl_lang.functional import decision_mask, group_advantages, turn_end_mask, two_clock_advantages
 from torchrl_lang.functional.advantages import standardized, turn_states
 from torchrl_lang.functional.decisions import row_length
 
@@ -154,7 +147,7 @@ def test_turn_advantages_are_gae_of_turns():
     """Values within a turn do not matter; a turn is a step of the recursion, its reward the sum of its tokens'."""
     real, agent, reward, value, last_value = ragged()
     decision, ends = decision_mask(agent), turn_end_mask(real, agent)
-    found = turn_advantages(reward, value, last_value, decision, ends, gamma=0.9, lmbda=0.8)
+    found = functional.turn_advantages(reward, value, last_value, decision, ends, gamma=0.9, lmbda=0.8)
     for row in range(len(real)):
         turns, to_go, following = turns_of(real[row], agent[row]), last_value[row], last_value[row]
         for k, turn in reversed([*enumerate(turns)]):
@@ -175,9 +168,9 @@ def test_turns_of_a_group_are_compared_where_they_begin_in_equal_texts(anchor):
     tokens = torch.randint(2, real.shape, generator=torch.Generator().manual_seed(1))
     group = torch.arange(99) % 3
     decision, ends = decision_mask(agent), turn_end_mask(real, agent)
-    to_go = returns_to_go(reward, decision, 1.0)
+    to_go = functional.returns_to_go(reward, decision, 1.0)
     state = turn_states(tokens, agent, ends, anchor=anchor)
-    found = state_advantages(to_go, group, state, decision, ends, scale=False)
+    found = functional.state_advantages(to_go, group, state, decision, ends, scale=False)
     same = {}
     for row in range(99):
         for turn in turns_of(real[row], agent[row]):

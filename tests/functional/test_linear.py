@@ -44,9 +44,8 @@ def assert_same_gradients(found, expected, leaves):
         torch.testing.assert_close(a, b)
 
 
-KINDS = pytest.mark.parametrize(
-    ("kind", "option"), [("softmax", 1.0), ("softmax", 0.7), ("margin", 0.0), ("margin", 0.4)]
-)
+CASES = [("softmax", 1.0), ("softmax", 0.7), ("margin", 0.0), ("margin", 0.4)]
+KINDS = pytest.mark.parametrize(("kind", "option"), CASES)
 
 
 @KINDS

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.objectives.conftest import utterances_of
+from tests.objectives.models import utterances_of
+
+
+def assert_matches(out, expected, prefix="", **tolerance):
+    """Outputs of a loss are these numbers, by name."""
+    for name, value in expected.items():
+        np.testing.assert_allclose(out[prefix + name].item(), value, err_msg=name, **tolerance)
 
 
 def numpy_rows(rows):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.agilerl_agents import VOCAB, make_agent, outputs, states
-from tests.objectives.conftest import make_rows
+from tests.objectives.models import make_rows
 from torchrl_lang.modules.agilerl.checkpoint import agilerl_agent
 from torchrl_lang.modules.agilerl.export import OPTIONS
 from torchrl_lang.objectives import agilerl_loss

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -11,22 +9,13 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.objectives import SoftUpdate
 
-from tests.objectives.conftest import (
-    CONTROL,
-    by_hand,
-    losses_of,
-    make_actor,
-    make_archer,
-    make_policy,
-    make_rows,
-    own_trunk,
-    total,
-    utterances_of,
-)
-from tests.objectives.test_learning import LENGTH, LastThree, Table, Wanderer, starts, tabular_actor
+from tests.objectives import models
+from tests.objectives import test_learning as learning
+from tests.objectives.oracle import assert_matches
+from tests.objectives.test_contract import assert_same
 from torchrl_lang.data import LatestRows, row_buffer, rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
-from torchrl_lang.modules import UtteranceActor, draw_utterances, row_log_prob, with_drawn
+from torchrl_lang.modules import draw_utterances, row_log_prob, with_drawn
 from torchrl_lang.objectives import ArCHerLoss, PPOLoss
 from torchrl_lang.training import adamw, train_steps
 
@@ -48,19 +37,16 @@ class Read(nn.Module):
 
 def make_plain(**options):
     """The state of a position is its token; Q_1 = x, Q_2 = 2 x, V = x / 2; targets are 1 greater."""
-    trunk = TensorDictModule(
-        lambda tokens, attention_mask: tokens.unsqueeze(-1).float(),
-        in_keys=["tokens", "attention_mask"],
-        out_keys=["hidden"],
-    )
-    loss = ArCHerLoss(make_actor(), Read(1.0, 2.0), Read(0.5), value_trunk=trunk, gamma=0.5, **options)
+    keys = {"in_keys": ["tokens", "attention_mask"], "out_keys": ["hidden"]}
+    trunk = TensorDictModule(lambda tokens, attention_mask: tokens.unsqueeze(-1).float(), **keys)
+    loss = ArCHerLoss(models.make_actor(), Read(1.0, 2.0), Read(0.5), value_trunk=trunk, gamma=0.5, **options)
     for name in ("target_qvalue_network_params", "target_value_network_params"):
         loss.get_submodule(name)["module", "shift"].data.add_(1.0)
     return loss
 
 
 # The states of the two utterances are at the tokens 3 and 7, their last decisions at 4 and 7, the row ends with 9.
-ROW = by_hand([[3, 4, 5, 7, 8, 9]], [[0, 1, 1, 0, 1, 0]], [[0.0, 0.5, 1.0, 0.0, -2.0, 0.0]])
+ROW = models.by_hand([[3, 4, 5, 7, 8, 9]], [[0, 1, 1, 0, 1, 0]], [[0.0, 0.5, 1.0, 0.0, -2.0, 0.0]])
 
 
 @pytest.mark.parametrize(
@@ -82,14 +68,14 @@ def test_advantages_by_hand():
     """min Q - V of the online heads, at the tokens of each utterance."""
     rows = make_plain().estimate(ROW.clone())
     assert rows["advantage"].tolist() == [[0.0, 2.5, 2.5, 0.0, 3.5, 0.0]]  # 4 - 3 / 2 and 7 - 7 / 2
-    cut = by_hand([[3, 4, 5, 7, 8]], [[0, 1, 1, 0, 1]], terminated=False)
+    cut = models.by_hand([[3, 4, 5, 7, 8]], [[0, 1, 1, 0, 1]], terminated=False)
     assert make_plain().estimate(cut)["advantage"].tolist() == [[0.0, 2.5, 2.5, 0.0, 0.0]]
     assert make_plain().estimate(ROW[:0])["advantage"].shape == (0, 6)
 
 
 def test_drawn_rows_train_v_and_the_others_q():
-    played = make_rows()
-    loss, drawn = make_archer(), draw_utterances(make_policy(), played)
+    played = models.make_rows()
+    loss, drawn = models.make_archer(), draw_utterances(models.make_policy(), played)
     both = loss(with_drawn(played, drawn))
     assert both["loss_qvalue"].item() == pytest.approx(loss(played)["loss_qvalue"].item(), rel=1e-5)
     assert both["loss_value"].item() == pytest.approx(loss(drawn.exclude("drawn"))["loss_value"].item(), rel=1e-5)
@@ -103,21 +89,19 @@ def test_drawn_rows_train_v_and_the_others_q():
 
 def test_terms_match_plain_loops():
     """Also without a train mask on the end of an utterance, which then does not count."""
-    rows, loss = make_rows(8, seed=3), own_trunk(make_archer, gamma=0.7).double()
-    rows["train_mask"] = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    rows = models.vary(models.make_rows(8, seed=3), "train-mask")
+    loss = models.own_trunk(models.make_archer, gamma=0.7).double()
     hidden = loss.value_trunk(rows.clone())["hidden"]
-    target = {name: copy.deepcopy(getattr(loss, name)) for name in ("qvalue_network", "value_network")}
-    values = {}
-    for name, network in target.items():
-        for kind, params in (("", f"{name}_params"), ("target ", f"target_{name}_params")):
-            with loss._modules[params].data.to_module(network):
-                values[kind + name] = network.module(hidden).detach().numpy()
-    q, v, target_q, target_v = (
-        values[name] for name in ("qvalue_network", "value_network", "target qvalue_network", "target value_network")
-    )
+
+    def said_by(network, params):
+        with loss._modules[params].data.to_module(network):
+            return network.module(hidden).detach().numpy()
+
+    q, target_q = (said_by(loss.qvalue_network, f"{kind}qvalue_network_params") for kind in ("", "target_"))
+    v, target_v = (said_by(loss.value_network, f"{kind}value_network_params") for kind in ("", "target_"))
     sums, number = np.zeros(2), 0
     for b in range(8):
-        found, boot = utterances_of(rows, b)
+        found, boot = models.utterances_of(rows, b)
         states = [utterance[0] - 1 for utterance in found] + [boot]
         for i, utterance in enumerate(found):
             if not rows["train_mask"][b, utterance[-1]]:
@@ -125,13 +109,11 @@ def test_terms_match_plain_loops():
             over = i + 1 == len(found) and bool(rows["terminated"][b])
             y = sum(float(rows["token_reward"][b, p]) for p in utterance)
             y += 0.0 if over else 0.7 * target_v[b, states[i + 1], 0]
-            sums += (((y - q[b, utterance[-1] - 1]) ** 2).sum(), 0.0)
-            sums += (0.0, (target_q[b, utterance[-1] - 1].min() - v[b, states[i], 0]) ** 2)
+            last = utterance[-1] - 1
+            sums += ((y - q[b, last]) ** 2).sum(), (target_q[b, last].min() - v[b, states[i], 0]) ** 2
             number += 1
     data = rows.apply(lambda value: value.double() if value.is_floating_point() else value)
-    out = loss(data)
-    expected = sums / number
-    np.testing.assert_allclose([out["loss_qvalue"].item(), out["loss_value"].item()], expected, rtol=1e-6)
+    assert_matches(loss(data), dict(zip(("loss_qvalue", "loss_value"), sums / number, strict=True)), rtol=1e-6)
 
 
 # -- what moves --------------------------------------------------------------------------------------------------------
@@ -139,11 +121,11 @@ def test_terms_match_plain_loops():
 
 def test_the_trunk_gets_no_gradient_where_it_is_detached_and_the_policy_none_beside_a_trunk():
     for loss, still in (
-        (make_archer(detach_value=True), "actor_network"),
-        (own_trunk(make_archer), "actor_network"),
-        (own_trunk(make_archer, detach_value=True), "value_trunk"),
+        (models.make_archer(detach_value=True), "actor_network"),
+        (models.own_trunk(models.make_archer), "actor_network"),
+        (models.own_trunk(models.make_archer, detach_value=True), "value_trunk"),
     ):
-        total(loss(make_rows())).backward()
+        models.total(loss(models.make_rows())).backward()
         assert all(p.grad is None for p in getattr(loss, still).parameters())
         assert all(p.grad.any() for p in loss.qvalue_network_params.parameters())
         assert all(p.grad.any() for p in loss.value_network_params.parameters())
@@ -151,18 +133,17 @@ def test_the_trunk_gets_no_gradient_where_it_is_detached_and_the_policy_none_bes
 
 def test_the_policys_gradient_is_that_of_reinforce():
     """``-mean_u A(u) sum_t log pi(u_t)``, and of that alone: no gradient flows through the advantages."""
-    policy = make_policy()
-    critic, rows = make_archer(policy), make_rows()
+    policy = models.make_policy()
+    critic, rows = models.make_archer(policy), models.make_rows()
     drawn = critic.estimate(draw_utterances(policy, rows, 20))
     loss = PPOLoss(policy, aggregation=1)
-    losses_of(loss(drawn))["loss_objective"].backward()
+    models.losses_of(loss(drawn))["loss_objective"].backward()
     found = {name: p.grad.clone() for name, p in loss.named_parameters()}
     loss.zero_grad()
     log_prob = row_log_prob(policy, drawn)
     assert drawn["advantage"].abs().amax(-1).min() > 0
     (-(drawn["advantage"] * log_prob).sum(-1).mean()).backward()
-    for name, p in loss.named_parameters():
-        torch.testing.assert_close(found[name], p.grad, rtol=1e-4, atol=1e-6)
+    assert_same(found, {name: p.grad for name, p in loss.named_parameters()}, rtol=1e-4, atol=1e-6)
 
 
 # -- drawn utterances --------------------------------------------------------------------------------------------------
@@ -170,19 +151,18 @@ def test_the_policys_gradient_is_that_of_reinforce():
 
 def test_utterances_are_drawn_in_the_states_of_rows():
     """What stands before them is the row's, their log-probability the policy's, and nothing follows."""
-    rows, policy = make_rows(), make_policy()
+    rows, policy = models.make_rows(), models.make_policy()
     drawn = draw_utterances(policy, rows)
-    states = [(b, u[0] - 1) for b in range(6) for u in utterances_of(rows, b, CONTROL.end_of_action)[0]]
-    cut = [(b, utterances_of(rows, b, 1)[1]) for b in range(6)]
-    states = sorted(
-        {*states, *((b, p) for b, p in cut if p + 1 < rows["tokens"].shape[1] and rows["agent_mask"][b, p + 1])}
-    )
+    states = [(b, u[0] - 1) for b in range(6) for u in models.utterances_of(rows, b, models.CONTROL.end_of_action)[0]]
+    cut = [(b, models.utterances_of(rows, b, 1)[1]) for b in range(6)]
+    states += [(b, p) for b, p in cut if p + 1 < models.T and rows["agent_mask"][b, p + 1]]
+    states = sorted({*states})
     assert len(drawn) == len(states)
     for one, (b, p) in zip(drawn, states, strict=True):
         assert one["tokens"][: p + 1].tolist() == rows["tokens"][b, : p + 1].tolist()
         written = one["agent_mask"].nonzero().flatten().tolist()
         assert written == list(range(p + 1, int(one["attention_mask"].sum())))
-        assert one["tokens"][written[-1]] == CONTROL.end_of_action
+        assert one["tokens"][written[-1]] == models.CONTROL.end_of_action
     assert drawn["drawn"].all()
     assert drawn["terminated"].all()
     assert not drawn["token_reward"].any()
@@ -191,14 +171,14 @@ def test_utterances_are_drawn_in_the_states_of_rows():
 
 
 def test_states_are_chosen_with_replacement_and_by_the_policys_stream():
-    rows = make_rows()
-    some, again = (draw_utterances(make_policy(seed=3), rows, 40, rows_at_a_time=7) for _ in range(2))
-    assert len(some) == 40 > len(draw_utterances(make_policy(), rows))
+    rows = models.make_rows()
+    some, again = (draw_utterances(models.make_policy(seed=3), rows, 40, rows_at_a_time=7) for _ in range(2))
+    assert len(some) == 40 > len(draw_utterances(models.make_policy(), rows))
     assert (some == again).all()
-    assert (some["tokens"] != draw_utterances(make_policy(seed=4), rows, 40, rows_at_a_time=7)["tokens"]).any()
-    assert len(draw_utterances(make_policy(), rows[:1], 5)) == 0  # the row without an action
+    assert (some["tokens"] != draw_utterances(models.make_policy(seed=4), rows, 40, rows_at_a_time=7)["tokens"]).any()
+    assert len(draw_utterances(models.make_policy(), rows[:1], 5)) == 0  # the row without an action
     with pytest.raises(ValueError, match="draw_utterances needs a policy with method='sample'"):
-        draw_utterances(make_policy(method="greedy"), rows)
+        draw_utterances(models.make_policy(method="greedy"), rows)
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------
@@ -208,19 +188,14 @@ GAMMA, CHANCES = 0.9, torch.tensor([0.1, 0.7, 0.2])  # of l, r and nothing
 
 @pytest.fixture(scope="module")
 def env():
-    return CorridorEnv(LENGTH, start=0, max_turns=8, batch_size=[32], seed=0)
+    return CorridorEnv(learning.LENGTH, start=0, max_turns=8, batch_size=[32], seed=0)
 
 
 def tabular(env):
     """A policy of one number for each state and token, that writes all utterances alike, and its critic."""
-    actor, size = tabular_actor(env), env.tokenizer.vocab_size
-    other = (
-        0,
-        *(id for id in range(size) if id not in (*env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action)),
-    )
-    policy = UtteranceActor(actor, env.tokenizer.control, env.action_length, forbidden=other, seed=0, cached=False)
-    trunk = TensorDictModule(LastThree(size), in_keys=["tokens", "attention_mask"], out_keys=["hidden"])
-    return policy, ArCHerLoss(policy, Table(size, 2), Table(size, 1), value_trunk=trunk, gamma=GAMMA)
+    policy, size = learning.mover(learning.tabular_actor(env), env, seed=0), env.tokenizer.vocab_size
+    trunk = TensorDictModule(learning.LastThree(size), in_keys=["tokens", "attention_mask"], out_keys=["hidden"])
+    return policy, ArCHerLoss(policy, learning.Table(size, 2), learning.Table(size, 1), value_trunk=trunk, gamma=GAMMA)
 
 
 def train_critic(critic, policy, games, steps, lr=0.1, draws=256):
@@ -235,21 +210,16 @@ def train_critic(critic, policy, games, steps, lr=0.1, draws=256):
 def test_values_are_those_of_the_policy_though_another_played(env):
     """The wanderer moves left most often, the policy right."""
     policy, critic = tabular(env)
-    letters = [*env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action]
     table = policy.decoder.actor[1].module.rows.data
-    for place in starts(env):
-        table[place, letters] = CHANCES.log()
-    games = [env.rollout(64, Wanderer(env.tokenizer), break_when_any_done=False) for _ in range(4)]
+    for place in learning.starts(env):
+        table[place, learning.moves(env)] = CHANCES.log()
+    games = [env.rollout(64, learning.Wanderer(env.tokenizer), break_when_any_done=False) for _ in range(4)]
     rows = torch.cat([rows_from_rollout(steps, unfinished="drop") for steps in games])
     train_critic(critic, policy, rows, 120, draws=512)
     train_critic(critic, policy, rows, 100, lr=0.01, draws=2048)
-    here, value = torch.arange(LENGTH - 1), torch.zeros(LENGTH)
-    after = torch.stack([(here - 1).clamp_min(0), here + 1, here], -1)  # of l, r and nothing
-    for _ in range(200):
-        q = torch.where(after == LENGTH - 1, 0.0, -1.0) + GAMMA * value[after]
-        value[:-1] = q @ CHANCES
-    learned = critic.value_network_params["module", "rows"].detach()[starts(env), 0]
-    torch.testing.assert_close(learned, value[:-1], rtol=0, atol=0.2)
+    expected = learning.values_of(GAMMA, lambda q: q @ CHANCES.double()).float() @ CHANCES
+    learned = critic.value_network_params["module", "rows"].detach()[learning.starts(env), 0]
+    torch.testing.assert_close(learned, expected, rtol=0, atol=0.2)
 
 
 @pytest.mark.slow
@@ -266,4 +236,4 @@ def test_it_learns_the_shortest_walk(env):
         for _ in train_steps(loss, drawn.sample, optimizer, steps=4):
             pass
     assert returns[0] < -5
-    assert returns[-1] > corridor_value(LENGTH - 1) - 0.3
+    assert returns[-1] > corridor_value(learning.LENGTH - 1) - 0.3

@@ -13,44 +13,17 @@ from torchrl.objectives import ValueEstimators
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
-from tests.objectives.conftest import (
-    CONTROL,
-    VOCAB,
-    WIDTH,
-    by_hand,
-    losses_of,
-    make_actor,
-    make_bc,
-    make_chai,
-    make_heads,
-    make_ilql,
-    make_oreo,
-    make_ppo,
-    make_qbackup,
-    make_qsft,
-    make_rows,
-    make_utterance_ilql,
-    rows_for,
-    total,
-    with_a_hole,
-)
+from tests.objectives import models
+from tests.objectives.models import CONTROL, VOCAB, make_actor, make_bc, make_heads, make_ilql, make_oreo, make_ppo
 from tests.objectives.test_contract import with_rewards_of_others
 from torchrl_lang.data import EpisodeRows, best_rows, row_buffer, row_returns
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.random_walks import RandomWalksEnv, walk_optimality
 from torchrl_lang.evaluation import value_report
 from torchrl_lang.functional.returns import return_conditions
-from torchrl_lang.modules import (
-    QValueHead,
-    UtteranceActor,
-    ValueGuidance,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    value_module,
-)
+from torchrl_lang.modules import UtteranceActor, ValueGuidance, ValueHead, causal_lm, language_actor, value_module
 from torchrl_lang.modules.actor import split_actor
-from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, PPOLoss, PsiLoss, policy
+from torchrl_lang.objectives import ILQLLoss, PPOLoss, policy
 from torchrl_lang.objectives.networks import gather_inputs
 from torchrl_lang.training import train_steps
 from torchrl_lang.transforms import AdaptiveKLController, KLConstrainedTransform, RowReference, frozen_copy
@@ -60,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
 @pytest.fixture
 def rows():
-    return rows_for("ppo")
+    return models.rows_for("ppo")
 
 
 BAD_OPTIONS = [
@@ -78,14 +51,14 @@ BAD_OPTIONS = [
     (make_bc, "transition_weight kl_weight", math.nan),
     (make_bc, "logits_chunk", 0),
     (make_bc, "logits_chunk", True),
-    (lambda **options: make_qbackup(CQLLoss, **options), "cql_weight cql_temperature", -1.0),
-    (lambda **options: make_qbackup(BCQLoss, **options), "threshold", 1.5),
-    (lambda **options: make_qbackup(PsiLoss, **options), "threshold reward_scale", -0.1),
-    (make_qsft, "threshold rest end_of_action", -1),
+    (models.make_cql, "cql_weight cql_temperature", -1.0),
+    (models.make_bcq, "threshold", 1.5),
+    (models.make_psi, "threshold reward_scale", -0.1),
+    (models.make_qsft, "threshold rest end_of_action", -1),
     (make_oreo, "value_weight actor_weight kl_weight", -0.1),
     (make_oreo, "level", "other"),
-    (make_chai, "gamma cql_weight qvalue_weight", math.nan),
-    (make_utterance_ilql, "expectile gamma weight_clip", -1.0),
+    (models.make_chai, "gamma cql_weight qvalue_weight", math.nan),
+    (models.make_utterance_ilql, "expectile gamma weight_clip", -1.0),
 ]
 
 
@@ -137,7 +110,7 @@ def test_values_are_checked_in_compiled_calls(rows, monkeypatch):
     torch.testing.assert_close(compiled(rows)["loss_actor"], loss(rows)["loss_actor"])
     for _ in range(2):
         with pytest.raises(ValueError, match="Row 1 has a real token right of padding at position 3"):
-            compiled(with_a_hole(rows))
+            compiled(models.with_a_hole(rows))
     assert compiled(rows)["loss_actor"].isfinite()
 
 
@@ -145,11 +118,11 @@ def test_ilql_takes_an_utterance_actor(rows):
     q, v = make_heads()
     spoken = ILQLLoss(UtteranceActor(make_actor(), CONTROL, 4, temperature=0.5), q, v, advantage_temperature=0.5)
     plain = ILQLLoss(make_actor(), *make_heads(), advantage_temperature=0.5)
-    for key, value in losses_of(plain(rows)).items():
+    for key, value in models.losses_of(plain(rows)).items():
         torch.testing.assert_close(spoken(rows)[key], value)
-    total(spoken(rows)).backward()
+    models.total(spoken(rows)).backward()
     assert any(p.grad is not None and p.grad.any() for p in spoken.actor_network.parameters())
-    guided = UtteranceActor(make_actor(), CONTROL, 4, guidance=ValueGuidance(QValueHead(WIDTH, VOCAB), beta=1.0))
+    guided = UtteranceActor(make_actor(), CONTROL, 4, guidance=ValueGuidance(q.module, beta=1.0))
     with pytest.raises(ValueError, match="without guidance="):
         ILQLLoss(guided, q, v)
 
@@ -182,7 +155,7 @@ def test_a_ppo_loop_over_batches_in_which_no_game_ends():
 
 def test_an_end_beyond_the_vocabulary_is_refused_where_the_heads_size_is_unknown():
     """The model's embeddings count."""
-    wrapped = TensorDictModule(nn.Sequential(nn.Linear(WIDTH, VOCAB)), in_keys=["hidden"], out_keys=["logits"])
+    wrapped = TensorDictModule(nn.Sequential(nn.Linear(models.WIDTH, VOCAB)), in_keys=["hidden"], out_keys=["logits"])
     actor = ProbabilisticTensorDictSequential(make_actor()[0], wrapped, make_actor()[-1])
     ILQLLoss(actor, *make_heads(), end_of_action=VOCAB - 1)
     with pytest.raises(ValueError, match=f"end_of_action={VOCAB} is no token id"):
@@ -202,7 +175,7 @@ AGENT = [
 
 @pytest.mark.parametrize("make", [make_ilql, make_bc])
 def test_up_to_the_last_decision_or_the_state_that_bootstraps(make):
-    rows, seen = by_hand(torch.ones(4, 8, dtype=torch.int64), AGENT, terminated=[True, False, True, True]), []
+    rows, seen = models.by_hand(torch.ones(4, 8, dtype=torch.int64), AGENT, terminated=[True, False, True, True]), []
     rows["attention_mask"] = torch.arange(8) < torch.tensor([6, 6, 5, 4])[:, None]
     for options in ({}, {"transition_weight": 0.5}):
         loss = make(**options)
@@ -214,10 +187,10 @@ def test_up_to_the_last_decision_or_the_state_that_bootstraps(make):
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize("make", [make_oreo, make_qsft])
+@pytest.mark.parametrize("make", [make_oreo, models.make_qsft])
 def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypatch):
     """Its logits are of the environment's real tokens, but for the first of a row, which nothing predicts."""
-    seen, batch = [], make_rows()
+    seen, batch = [], models.make_rows()
     read = lambda keys, rows, index: seen.append(index.tolist()) or gather_inputs(keys, rows, index)  # noqa: E731
     monkeypatch.setattr(policy, "gather_inputs", read)
     loss = make(transition_weight=0.5, logits_chunk=chunk)
@@ -235,7 +208,7 @@ def test_the_environments_term_reads_no_token_of_the_agent(make, chunk, monkeypa
 
 def test_others_rewards_count_in_no_return_and_no_report():
     """The losses are in the contract suite."""
-    rows, (q, v) = make_rows(), (head.module for head in make_heads())
+    rows, (q, v) = models.make_rows(), (head.module for head in make_heads())
     other = with_rewards_of_others(rows)
     torch.testing.assert_close(row_returns(other), row_returns(rows))
     torch.testing.assert_close(best_rows(other, 2)["tokens"], best_rows(rows, 2)["tokens"])
@@ -246,6 +219,6 @@ def test_others_rewards_count_in_no_return_and_no_report():
     expected, found = (value_report(make_actor(), q, v, r, CONTROL) for r in (rows, other))
     assert str(found.as_dict()) == str(expected.as_dict())  # NaN where nothing is known
     graph = RandomWalksEnv(batch_size=[1], seed=0).graph
-    walks = by_hand([[0, 3, 5, 7]], [[0, 0, 1, 1]], [[0.0, 0.0, -1.0, -1.0]])
+    walks = models.by_hand([[0, 3, 5, 7]], [[0, 0, 1, 1]], [[0.0, 0.0, -1.0, -1.0]])
     found = walk_optimality(with_rewards_of_others(walks), graph, 10)
     torch.testing.assert_close(found, walk_optimality(walks, graph, 10))

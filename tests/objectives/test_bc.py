@@ -6,11 +6,10 @@ import math
 
 import pytest
 import torch
-from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch.distributions import Categorical
 
-from tests.objectives.conftest import make_actor, make_bc, make_rows
+from tests.objectives.models import by_hand, make_actor, make_bc, make_rows
 from torchrl_lang.functional import categorical_kl, decision_mask
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import BCLoss
@@ -25,16 +24,11 @@ def headless():
     )
 
 
-def by_hand():
+def two_symbols():
     """Tokens 0 1 0 1 and padding; the agent wrote positions 1 and 3; two symbols, p(1) = 3/4 everywhere."""
     logits = torch.tensor([0.0, math.log(3.0)]).expand(1, 5, 2)
-    return TensorDict(
-        tokens=torch.tensor([[0, 1, 0, 1, 0]]),
-        attention_mask=torch.tensor([[True, True, True, True, False]]),
-        agent_mask=torch.tensor([[False, True, False, True, False]]),
-        table=logits,
-        batch_size=[1],
-    )
+    rows = by_hand([[0, 1, 0, 1, 0]], [[0, 1, 0, 1, 0]], table=logits)
+    return rows.set("attention_mask", torch.arange(5)[None] < 4)
 
 
 A, B = math.log(4 / 3), math.log(4)  # cross-entropy of symbol 1 and of symbol 0
@@ -50,11 +44,11 @@ A, B = math.log(4 / 3), math.log(4)  # cross-entropy of symbol 1 and of symbol 0
     ],
 )
 def test_numbers_by_hand(options, expected):
-    assert BCLoss(headless(), **options)(by_hand())["loss_actor"].item() == pytest.approx(expected)
+    assert BCLoss(headless(), **options)(two_symbols())["loss_actor"].item() == pytest.approx(expected)
 
 
 def test_reduction_none_puts_each_loss_at_its_decision():
-    out = BCLoss(headless(), reduction="none", transition_weight=1.0)(by_hand())["loss_actor"]
+    out = BCLoss(headless(), reduction="none", transition_weight=1.0)(two_symbols())["loss_actor"]
     torch.testing.assert_close(out, torch.tensor([[A, B, A, 0.0, 0.0]]))
 
 

@@ -8,30 +8,12 @@ import torch
 from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
-from tests.objectives.conftest import (
-    CONTROL,
-    WIDTH,
-    by_hand,
-    chai_rows,
-    make_actor,
-    make_chai,
-    make_policy,
-    make_rows,
-    moved,
-    total,
-    utterances_of,
-    vary,
-)
-from tests.objectives.oracle import chai_losses
+from tests.objectives import models
+from tests.objectives.models import CONTROL, WIDTH, chai_rows, make_actor, make_chai, make_policy, make_rows, moved
+from tests.objectives.oracle import assert_matches, chai_losses
+from torchrl_lang import modules
 from torchrl_lang.data import row_buffer
-from torchrl_lang.modules import (
-    CandidateSampler,
-    CHAIActor,
-    QValueHead,
-    UtteranceActor,
-    UtteranceQValueHead,
-    qvalue_module,
-)
+from torchrl_lang.modules import CandidateSampler, CHAIActor, UtteranceActor, UtteranceQValueHead, qvalue_module
 from torchrl_lang.modules.chai import candidate_features
 from torchrl_lang.objectives import CHAILoss
 from torchrl_lang.training import adamw, train_steps
@@ -61,7 +43,7 @@ def evaluated(loss, rows):
 def test_terms_match_plain_loops(seed, gamma, variant):
     """In states without room there are no candidates: they give no target to the utterance before."""
     rows, loss = chai_rows(8, seed), make_chai(gamma=gamma, cql_weight=1.0).double()
-    trained, room = vary(rows, variant).get("train_mask"), None
+    trained, room = models.vary(rows, variant).get("train_mask"), None
     if variant == "no-room":
         room = torch.rand(rows["candidate_mask"].shape, generator=torch.Generator().manual_seed(seed)) < 0.6
         rows["candidate_mask"] = room = rows["candidate_mask"] & room
@@ -69,9 +51,7 @@ def test_terms_match_plain_loops(seed, gamma, variant):
     q, candidates, target = evaluated(loss, doubled)
     log_prob = doubled["candidate_log_prob"].numpy()
     expected = chai_losses(rows, q, candidates, target, log_prob, gamma=gamma, trained=trained, room=room)
-    out = loss(doubled)
-    for term, value in expected.items():
-        np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=1e-6, err_msg=term)
+    assert_matches(loss(doubled), expected, "loss_", rtol=1e-6)
 
 
 def test_missing_and_misshapen_columns_are_named(rows):
@@ -83,7 +63,7 @@ def test_missing_and_misshapen_columns_are_named(rows):
     with pytest.raises(TypeError, match="state_mask must be bool"):
         loss(rows.clone().set("state_mask", rows["state_mask"].long()))
     with pytest.raises(ValueError, match="reads 'utterance_value'"):
-        CHAILoss(qvalue_module(QValueHead(WIDTH, 5)))
+        CHAILoss(qvalue_module(modules.QValueHead(WIDTH, 5)))
 
 
 # -- the candidates ----------------------------------------------------------------------------------------------------
@@ -97,9 +77,9 @@ def feature_of(tokens, position):
 
 
 def test_features_of_the_data_and_where_there_are_candidates(rows):
-    assert rows["state_mask"].shape[1] == max(len(utterances_of(rows, b, 1)[0]) for b in range(6)) + 1
+    assert rows["state_mask"].shape[1] == max(len(models.utterances_of(rows, b, 1)[0]) for b in range(6)) + 1
     for b in range(6):
-        found, boot = utterances_of(rows, b, 1)
+        found, boot = models.utterances_of(rows, b, 1)
         positions = [utterance[0] - 1 for utterance in found] + ([boot] if found else [])
         assert rows["state_position"][b][rows["state_mask"][b]].tolist() == positions
         expected = [True] * len(positions)
@@ -137,15 +117,19 @@ def test_where_the_model_has_no_positions_for_another_utterance_there_are_no_can
     late = out["state_position"] + 1 + 22 > 32
     assert (full & late).any()
     assert torch.equal(out["candidate_mask"], full & ~late)
-    assert total(make_chai()(out)).isfinite()
+    assert models.total(make_chai()(out)).isfinite()
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------
 
 
+def read(tokens):
+    tokens = torch.tensor(tokens)
+    return TensorDict(tokens=tokens, attention_mask=tokens != 0, batch_size=[len(tokens)])
+
+
 def prompts():
-    tokens = torch.tensor([[3, 7, 2, 0, 0, 0], [3, 6, 8, 9, 2, 0], [4, 0, 0, 0, 0, 0]])
-    return TensorDict(tokens=tokens, attention_mask=tokens != 0, batch_size=[3])
+    return read([[3, 7, 2, 0, 0, 0], [3, 6, 8, 9, 2, 0], [4, 0, 0, 0, 0, 0]])
 
 
 def test_the_candidate_with_the_highest_value_is_played():
@@ -193,7 +177,7 @@ def two_letter_games(n=256):
     reward = torch.zeros(n, 7)
     reward[:, 5] = REWARD[x, y]
     agent = torch.tensor([False, True, True, False, True, True, False]).expand(n, 7)
-    return by_hand(tokens, agent.clone(), reward)
+    return models.by_hand(tokens, agent.clone(), reward)
 
 
 @pytest.mark.slow
@@ -210,10 +194,6 @@ def test_it_finds_the_values_of_the_best_play_and_plays_it():
     x, y = rows["tokens"][:, 1] - 6, rows["tokens"][:, 4] - 6
     torch.testing.assert_close(values[:, 1], REWARD[x, y], rtol=0, atol=0.1)
     torch.testing.assert_close(values[:, 0], 0.9 * REWARD.amax(-1)[x], rtol=0, atol=0.1)
-    begin = TensorDict(
-        tokens=torch.tensor([[4, 0, 0, 0], [4, 7, 1, 9], [4, 6, 1, 9]]),
-        attention_mask=torch.tensor([[True, False, False, False], [True] * 4, [True] * 4]),
-        batch_size=[3],
-    )
+    begin = read([[4, 0, 0, 0], [4, 7, 1, 9], [4, 6, 1, 9]])
     best = CHAIActor(policy, loss.target_qvalue_network(), candidates=32)(begin)["action"]
     assert best.tolist() == [[7, 1], [7, 1], [8, 1]]

@@ -15,22 +15,7 @@ from torchrl.objectives.value import GAE, TD0Estimator
 from transformers import GPT2Model
 
 from tests.modules.toys import without_blocks
-from tests.objectives import conftest
-from tests.objectives.conftest import (
-    CONTROL,
-    LOSSES,
-    VOCAB,
-    losses_of,
-    make_actor,
-    make_heads,
-    make_ppo,
-    make_qbackup,
-    number_of_utterances,
-    rows_for,
-    total,
-    whole_rows,
-    with_a_hole,
-)
+from tests.objectives import models
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.objectives import ArCHerLoss, BCQLoss, CHAILoss, OREOLoss, PPOLoss, QSFTLoss, UtteranceILQLLoss, base
 from torchrl_lang.objectives.preference import PreferenceLoss
@@ -42,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
 
 def gradients(loss, rows):
     loss.zero_grad()
-    total(loss(rows)).backward()
+    models.total(loss(rows)).backward()
     return {name: p.grad.clone() for name, p in loss.named_parameters() if p.grad is not None}
 
 
@@ -52,6 +37,11 @@ def assert_same(left, right, **tolerance):
         torch.testing.assert_close(
             left[name], right[name], equal_nan=True, msg=lambda text, name=name: f"{name}: {text}", **tolerance
         )
+
+
+def by_key(loss, found):
+    """Of a call with tensors, which gives one output as a tensor and several as a tuple: TorchRL's way."""
+    return dict(zip(loss.out_keys, found if isinstance(found, tuple) else (found,), strict=True))
 
 
 def test_out_keys_are_what_comes_out_and_the_input_stays(make_loss, rows):
@@ -84,7 +74,7 @@ def test_padding_changes_nothing(make_loss, rows):
 def test_a_sum_is_that_of_its_rows_and_a_mean_counts_decisions(make_loss, rows):
     """Fails where one row's padding counts in another row's company."""
     loss, none = make_loss(reduction="sum"), make_loss(reduction="none")(rows)
-    parts, summed = [losses_of(loss(row[None])) for row in rows], losses_of(loss(rows))
+    parts, summed = [models.losses_of(loss(row[None])) for row in rows], models.losses_of(loss(rows))
     assert_same(summed, {key: sum(part[key] for part in parts) for key in summed}, rtol=1e-4, atol=1e-5)
     n = rows["agent_mask"][..., 1:].sum()
     if isinstance(loss, PreferenceLoss):  # it counts rows, or pairs of them
@@ -97,15 +87,14 @@ def test_a_sum_is_that_of_its_rows_and_a_mean_counts_decisions(make_loss, rows):
         torch.testing.assert_close(none[key].sum(), value, rtol=1e-4, atol=1e-5)
         if not chai:
             by_utterance = isinstance(loss, ArCHerLoss | UtteranceILQLLoss) and key != "loss_actor"
-            torch.testing.assert_close(
-                mean[key], value / (number_of_utterances(rows) if by_utterance else n), rtol=1e-4, atol=1e-6
-            )
+            number = models.number_of_utterances(rows) if by_utterance else n
+            torch.testing.assert_close(mean[key], value / number, rtol=1e-4, atol=1e-6)
 
 
 def test_loss_mask_takes_rows_out(make_loss, rows):
     """Masked rows count for nothing, in terms, metrics, counts and gradients, whatever they hold."""
     kept = torch.tensor([True, True, False, True, False, True])
-    masked, plain = (rows.clone().set(("collector", "mask"), whole_rows(kept, rows)) for _ in range(2))
+    masked = rows.clone().set(("collector", "mask"), models.whole_rows(kept, rows))
     for key, value in {"token_reward": 1e6, "token_log_prob": -1e4, "advantage": 1e6, "value_target": 1e6}.items():
         if key in masked.keys():
             masked[key][~kept] = torch.where(masked["agent_mask"][~kept], value, 0.0)
@@ -113,8 +102,6 @@ def test_loss_mask_takes_rows_out(make_loss, rows):
         loss = make_loss(reduction=reduction)
         assert_same(loss(masked), loss(rows[kept]), rtol=1e-4, atol=1e-5)
         assert_same(gradients(loss, masked), gradients(loss, rows[kept]), rtol=1e-4, atol=1e-5)
-    loss.loss_mask_key = None
-    assert_same(losses_of(loss(plain)), losses_of(loss(rows)), rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_no_row_is_refused(make_loss, rows):
@@ -140,8 +127,8 @@ def test_rows_without_an_action_cost_nothing_and_break_nothing(make_loss, rows):
     if getattr(loss, "transition_weight", 0):
         loss.transition_weight = 0.0
     out = loss(quiet)
-    assert all(float(value.detach()) == 0 for value in losses_of(out).values())
-    total(out).backward()
+    assert all(float(value.detach()) == 0 for value in models.losses_of(out).values())
+    models.total(out).backward()
 
 
 def test_forms_of_the_same_rows(make_loss, rows):
@@ -167,12 +154,13 @@ def with_names(actor, hidden="state"):
     )
 
 
-@pytest.mark.parametrize("make", [conftest.make_ilql, conftest.make_cql, conftest.make_psi])
+@pytest.mark.parametrize("make", [models.make_ilql, models.make_cql, models.make_psi])
 def test_entries_of_networks_may_have_other_names(make, rows, monkeypatch):
     expected = make(actor_weight=0.5)(rows)
-    heads = [TensorDictModule(head.module, in_keys=["state"], out_keys=["x"]) for head in make_heads()]
-    monkeypatch.setattr(conftest, "make_actor", lambda **_: with_names(make_actor()))
-    monkeypatch.setattr(conftest, "make_heads", lambda **_: heads)
+    plain, heads = models.make_actor, models.make_heads()
+    heads = [TensorDictModule(head.module, in_keys=["state"], out_keys=["x"]) for head in heads]
+    monkeypatch.setattr(models, "make_actor", lambda **_: with_names(plain()))
+    monkeypatch.setattr(models, "make_heads", lambda **_: heads)
     loss = make(actor_weight=0.5)
     assert_same(loss(rows), expected, rtol=1e-5, atol=1e-6)  # all of the actor counts as trunk
     loss.set_keys(hidden="state", logits=("own", "scores"))
@@ -186,9 +174,9 @@ def test_entries_of_networks_may_have_other_names(make, rows, monkeypatch):
 @pytest.mark.parametrize("hidden", ["features", ("of", "trunk")])
 def test_a_reference_with_other_names(hidden, rows):
     """Also where the trunk's output has the name of what it could read."""
-    rows = rows_for("ppo-exact-in-pieces")
-    expected = make_ppo(kl_weight=0.1, kl_estimator="exact", reference=frozen_copy(make_actor()))(rows)
-    actor, head = with_names(make_actor(), hidden), make_heads()[1].module
+    rows = models.rows_for("ppo-exact-in-pieces")
+    expected = models.make_ppo(kl_weight=0.1, kl_estimator="exact", reference=frozen_copy(models.make_actor()))(rows)
+    actor, head = with_names(models.make_actor(), hidden), models.make_heads()[1].module
     critic = TensorDictModule(head, in_keys=[hidden], out_keys=["state_value"])
     loss = PPOLoss(actor, critic, kl_weight=0.1, kl_estimator="exact", reference=frozen_copy(actor))
     loss.set_keys(hidden=hidden)
@@ -298,27 +286,27 @@ def test_bf16_autocast_is_close_and_sums_in_float32(make_loss, rows):
     expected = loss(rows)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = loss(rows)
-    for key, value in losses_of(out).items():
+    for key, value in models.losses_of(out).items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, expected[key], rtol=0.05, atol=0.05)
 
 
 def test_a_language_model_in_half_precision(make_loss, rows, monkeypatch):
     """Heads of float32 on top of it: losses of float32 that are those of single precision up to rounding."""
-    expected, whole = losses_of(make_loss()(rows)), conftest.make_actor
-    monkeypatch.setattr(conftest, "make_actor", lambda *args, **options: whole(*args, **options).bfloat16())
+    expected, whole = models.losses_of(make_loss()(rows)), models.make_actor
+    monkeypatch.setattr(models, "make_actor", lambda *args, **options: whole(*args, **options).bfloat16())
     loss = make_loss()
-    out = losses_of(loss(rows))
+    out = models.losses_of(loss(rows))
     for key, value in out.items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, expected[key], rtol=0.1, atol=0.1)
-    total(out).backward()
+    models.total(out).backward()
     assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
 
 
 def test_values_are_checked_in_every_call(make_loss, rows):
     """Rows that count are named by their number in the batch; masked ones may hold anything."""
-    loss, spoilt, shape = make_loss(), with_a_hole(rows), rows["tokens"].shape[:-1]
+    loss, spoilt, shape = make_loss(), models.with_a_hole(rows), rows["tokens"].shape[:-1]
     kept = torch.arange(shape.numel()).reshape(shape)
     for _ in range(2):
         loss(rows)
@@ -332,10 +320,10 @@ def test_no_rows_give_zero_losses_with_zero_gradients(make_loss, rows):
         loss = make_loss(reduction=reduction)
         out = loss(rows[:0].reshape(*shape))
         assert set(out.keys()) == set(loss.out_keys)
-        for value in losses_of(out).values():
+        for value in models.losses_of(out).values():
             assert value.shape == ((*shape, *rows["tokens"].shape[1:]) if reduction == "none" else ())
             assert not value.any()
-        total(out).backward()
+        models.total(out).backward()
         assert not any(p.grad.any() for p in loss.parameters() if p.grad is not None)
 
 
@@ -344,11 +332,9 @@ def test_tensors_are_taken_by_keys_and_the_train_mask_is_an_optional_one(make_lo
     learned = torch.rand(rows["tokens"].shape, generator=torch.Generator().manual_seed(0)) < 0.5
     assert {"train_mask", ("collector", "mask")} <= set(loss.optional_in_keys)
     expected = loss(rows.clone().set("train_mask", learned))
-    assert any(not torch.equal(value, expected[key]) for key, value in losses_of(loss(rows)).items())
+    assert any(not torch.equal(value, expected[key]) for key, value in models.losses_of(loss(rows)).items())
     found = loss(*(rows[key] for key in loss.in_keys), train_mask=learned)
-    # One output comes as a tensor, several as a tuple: TorchRL's way.
-    for value, key in zip(found if isinstance(found, tuple) else (found,), loss.out_keys, strict=True):
-        torch.testing.assert_close(value, expected[key], equal_nan=True)
+    assert_same(by_key(loss, found), expected)
 
 
 @contextmanager
@@ -375,13 +361,14 @@ def test_what_stands_behind_the_last_decision_changes_nothing(make_loss, rows):
     rows["terminated"][:] = True
     behind = rows["agent_mask"].flip(-1).cummax(-1).values.flip(-1).logical_not() & rows["attention_mask"]
     assert behind.any()
-    other = rows.clone().set("tokens", torch.where(behind, (rows["tokens"] + 3) % VOCAB, rows["tokens"]))
+    other = rows.clone().set("tokens", torch.where(behind, (rows["tokens"] + 3) % models.VOCAB, rows["tokens"]))
     assert_same(gradients(make_loss(), other), gradients(make_loss(), rows), rtol=1e-4, atol=1e-6)
 
 
-def spoken(actor):
+def spoken():
     """The reference of PPO over utterances."""
-    return frozen_copy(UtteranceActor(actor, CONTROL, 4, forbidden=(), temperature=0.7))
+    actor = models.make_actor(seed=5)
+    return frozen_copy(UtteranceActor(actor, models.CONTROL, 4, forbidden=(), temperature=0.7))
 
 
 @pytest.mark.slow
@@ -389,22 +376,22 @@ def spoken(actor):
     "make",
     # Between them: trunks, targets, values over the vocabulary, likelihoods, references, utterances.
     [
-        lambda: make_qbackup(BCQLoss, threshold=0.2),
-        lambda: LOSSES["ppo-utterance-own-trunk"](kl_estimator="exact", reference=spoken(make_actor(seed=5))),
+        lambda: models.make_qbackup(BCQLoss, threshold=0.2),
+        lambda: models.LOSSES["ppo-utterance-own-trunk"](kl_estimator="exact", reference=spoken()),
     ],
     ids=["bcq", "ppo"],
 )
 @pytest.mark.filterwarnings("ignore:GPT2Model decodes without a key-value cache:UserWarning")  # it is replaced
 def test_compile_gives_the_same_losses_and_values_are_checked(make, request, monkeypatch):
     monkeypatch.setattr(GPT2Model, "forward", without_blocks)
-    loss, rows = make(), rows_for(request.node.callspec.id)
+    loss, rows = make(), models.rows_for(request.node.callspec.id)
     loss._find = torch.compiler.disable(loss._find)  # what all losses read alike is compiled in test_base.py
-    expected = losses_of(loss(rows))
+    expected = models.losses_of(loss(rows))
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend="eager")
-    assert_same(losses_of(compiled(rows)), expected, rtol=1e-5, atol=1e-6)
+    assert_same(models.losses_of(compiled(rows)), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="a real token right of padding"):
-        compiled(with_a_hole(rows))
+        compiled(models.with_a_hole(rows))
 
 
 def test_gradient_is_that_of_finite_differences(make_loss, rows):
@@ -415,7 +402,7 @@ def test_gradient_is_that_of_finite_differences(make_loss, rows):
         loss.value_weight = loss.qvalue_weight = loss.advantage_temperature = 0.0
     if isinstance(loss, OREOLoss):
         loss.actor_weight = 0.0  # its gradient stops at later tokens: test_oreo.py
-    total(loss(data)).backward()
+    models.total(loss(data)).backward()
     trained = {name: p for name, p in loss.named_parameters() if p.grad is not None}
     weight = next(p for name, p in trained.items() if name.endswith(("wte.weight", "in_weight")))
     direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -424,5 +411,5 @@ def test_gradient_is_that_of_finite_differences(make_loss, rows):
     for step in (1e-6, -2e-6):
         with torch.no_grad():
             weight.add_(step * direction)
-            values.append(total(loss(data)))
+            values.append(models.total(loss(data)))
     torch.testing.assert_close(slope, (values[0] - values[1]) / 2e-6, rtol=1e-5, atol=1e-7)

@@ -5,20 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.objectives.conftest import CONTROL, VOCAB, WIDTH, by_hand, make_actor, make_dt, make_rows, vary
+from tests.objectives.models import CONTROL, VOCAB, WIDTH, by_hand, make_actor, make_dt, make_rows, vary
 from tests.objectives.oracle import dt_loss, numpy_rows
 from tests.objectives.test_ilql import of_oracle
+from torchrl_lang import modules
 from torchrl_lang.data import row_buffer
 from torchrl_lang.functional.decisions import utterance_states
 from torchrl_lang.functional.returns import return_conditions
-from torchrl_lang.modules import (
-    ReturnConditionedActor,
-    ReturnEmbedding,
-    UtteranceActor,
-    causal_lm,
-    condition_on_returns,
-    language_actor,
-)
+from torchrl_lang.modules import ReturnConditionedActor, ReturnEmbedding, UtteranceActor, condition_on_returns
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.save import language_model_of
 from torchrl_lang.objectives import BCLoss, DecisionTransformerLoss
@@ -132,11 +126,11 @@ TOKENIZER = CharTokenizer.from_alphabet("abx")
 
 def trained(rows, mode, steps):
     torch.manual_seed(0)
-    lm = causal_lm(vocab_size=TOKENIZER.vocab_size, layers=1, width=32, heads=2, max_length=24, initializer_range=0.15)
+    shape = {"layers": 1, "width": 32, "heads": 2, "max_length": 24}
+    lm = modules.causal_lm(vocab_size=TOKENIZER.vocab_size, **shape, initializer_range=0.15)
     totals = rows["token_reward"].sum(-1)
-    actor = condition_on_returns(
-        language_actor(lm), ReturnEmbedding(32, min(float(totals.min()), 0.0), float(totals.max()), mode=mode)
-    )
+    returns = ReturnEmbedding(32, min(float(totals.min()), 0.0), float(totals.max()), mode=mode)
+    actor = condition_on_returns(modules.language_actor(lm), returns)
     loss = DecisionTransformerLoss(actor, actor_normalizer="action", end_of_action=TOKENIZER.control.end_of_action)
     buffer = row_buffer(rows, 32, seed=0)
     for _ in train_steps(loss, buffer.sample, adamw(loss, 5e-3), steps=steps, max_grad_norm=1.0):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.objectives.conftest import LOSSES, make_ilql, make_rows, rows_for, total
+from tests.objectives.models import LOSSES, make_ilql, make_rows, rows_for, total
 
 pytestmark = pytest.mark.slow
 

@@ -6,21 +6,8 @@ from functools import partial
 
 import pytest
 
-from tests.objectives.conftest import (
-    make_actor,
-    make_bcq,
-    make_chai,
-    make_cql,
-    make_ilql,
-    make_oreo,
-    make_psi,
-    make_qsft,
-    make_rows,
-    make_utterance_ilql,
-    own_trunk,
-    rows_for,
-    total,
-)
+from tests.objectives import models
+from tests.objectives.models import make_bcq, make_cql, make_ilql, make_oreo, make_psi, make_utterance_ilql, own_trunk
 from torchrl_lang.transforms import frozen_copy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -37,20 +24,21 @@ def test_one_pass_of_the_trunk_and_one_per_trunk_asked_for(passes):
             assert passes(make(target_trunk=True)) == [False, True]
             assert passes(own_trunk(make)) == [True, True]
             assert passes(own_trunk(make, target_trunk=True)) == [False, True, True]
-    with_prior = partial(make_psi, prior=frozen_copy(make_actor()))
+    with_prior = partial(make_psi, prior=frozen_copy(models.make_actor()))
     for make, number in ((make_ilql, 1), (make_cql, 1), (make_bcq, 2), (make_psi, 2), (with_prior, 2)):
         assert len(passes(own_trunk(make, **RESTING))) == number  # the policy rests, but as a constraint or a prior
     assert passes(with_prior()) == [False, True]
     assert passes(make_oreo(transition_weight=0.5)) == [False, True]
     assert passes(own_trunk(make_oreo)) == [False, True, True]
-    assert passes(make_qsft(transition_weight=0.5)) == [False, False, True]  # the target, the reference, the model
-    assert passes(make_chai(), rows_for("chai")) == []
+    # The target, the reference, the model.
+    assert passes(models.make_qsft(transition_weight=0.5)) == [False, False, True]
+    assert passes(models.make_chai(), models.rows_for("chai")) == []
 
 
 def touched(loss, *terms):
     """Parts of the loss that get a gradient from the sum of the given terms."""
     loss.zero_grad()
-    out = loss(make_rows())
+    out = loss(models.make_rows())
     sum(out[term] for term in terms).backward()
     parts = {"qvalue_network_params": "q", "value_network_params": "v", "value_network": "v", "value_trunk": "trunk"}
     trained = [name for name, p in loss.named_parameters() if p.grad is not None and p.grad.any()]
@@ -79,8 +67,8 @@ def test_a_term_of_weight_zero_is_zero(name):
     for key in loss.out_keys:
         if key.startswith("loss_"):
             setattr(loss, key.removeprefix("loss_") + "_weight", 0.0)
-    out = loss(make_rows())
-    assert float(total(out)) == 0.0
+    out = loss(models.make_rows())
+    assert float(models.total(out)) == 0.0
     if name in QBACKUP:
         assert out["qvalue"].isnan()
         assert out["td_target"].isnan()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from tests.objectives.conftest import by_hand, make_actor, make_heads, make_ilql, make_rows, vary
-from tests.objectives.oracle import ilql_losses, numpy_rows, utterance_ilql_losses
+from tests.objectives.models import by_hand, make_actor, make_heads, make_ilql, make_rows, vary
+from tests.objectives.oracle import assert_matches, ilql_losses, numpy_rows, utterance_ilql_losses
 from tests.objectives.tables import TableQ, make_table, table_loss, table_networks, with_own_targets
 from torchrl_lang.objectives import ILQLLoss, UtteranceILQLLoss
 
@@ -59,8 +58,7 @@ OPTIONS = [
 def test_terms_match_plain_loops(options, heads):
     rows, tables = table_rows(heads=heads)
     out = table_loss(heads, 5, cql_weight=1.0, margin_weight=1.0, **options).double()(rows)
-    for term, value in ilql_losses(numpy_rows(rows), *tables, **of_oracle(options)).items():
-        np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=1e-11, err_msg=term)
+    assert_matches(out, ilql_losses(numpy_rows(rows), *tables, **of_oracle(options)), "loss_", rtol=1e-11)
 
 
 class OneNumber(TableQ):
@@ -89,8 +87,7 @@ def test_terms_of_utterances_match_plain_loops(options, heads, variant):
     qvalue = TensorDictModule(OneNumber(heads, 5), in_keys=["hidden"], out_keys=["utterance_value"])
     out = with_own_targets(UtteranceILQLLoss(actor, qvalue, value, **options)).double()(vary(rows, variant))
     tables = v, q[..., 0], target_q[..., 0], logits
-    for term, value in utterance_ilql_losses(numpy_rows(rows), *tables, **of_oracle(options)).items():
-        np.testing.assert_allclose(out[f"loss_{term}"].item(), value, rtol=1e-11, err_msg=term)
+    assert_matches(out, utterance_ilql_losses(numpy_rows(rows), *tables, **of_oracle(options)), "loss_", rtol=1e-11)
 
 
 def two_turns(*, terminated):

@@ -13,6 +13,7 @@ from torchrl.objectives import SoftUpdate
 from tests.modules.toys import Golden
 from tests.objectives.oracle import ilql_losses, numpy_rows
 from tests.objectives.tables import make_table, table_loss
+from tests.objectives.test_contract import assert_same
 from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.functional import cql_term, expectile_loss
 from torchrl_lang.functional.value_terms import margin_term
@@ -29,8 +30,12 @@ TERMS = {"value": "v", "qvalue": "q", "cql": "cql", "margin": "dm", "actor": "to
 def load(case):
     with np.load(GOLDEN / f"loss_case_{case:02d}.npz") as file:
         data = {key: file[key] for key in file.files}
+    return data, config_of(data)
+
+
+def config_of(data):
     config = {key[4:]: float(value) for key, value in data.items() if key.startswith("cfg_")}
-    return data, {key: None if np.isnan(value) else value for key, value in config.items()}
+    return {key: None if np.isnan(value) else value for key, value in config.items()}
 
 
 def to_rows(data):
@@ -125,11 +130,8 @@ def test_losses_and_gradients_match_plain_loops_and_the_papers_code(case):
         np.testing.assert_allclose(plain[term], data[f"out_{name}_loss"], rtol=1e-5, atol=1e-6, err_msg=term)
     total = sum(float(value.detach()) for key, value in out.items() if key.startswith("loss_"))
     np.testing.assert_allclose(total, data["out_loss"], rtol=1e-5)
-    for name, leaf in leaves.items():
-        expected = torch.as_tensor(data[f"grad_{name}"]).double()
-        torch.testing.assert_close(
-            leaf.grad, expected, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    expected = {name: torch.as_tensor(data[f"grad_{name}"]).double() for name in leaves}
+    assert_same({name: leaf.grad for name, leaf in leaves.items()}, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_cut_off_row_counts_its_own_decisions_only():
@@ -146,14 +148,11 @@ def test_a_cut_off_row_counts_its_own_decisions_only():
 def published():
     """The published model's weights in our modules, its batch as rows, and its options."""
     golden = Golden()
-    data = {key: value for key, value in golden.arrays.items() if key.startswith(("in_", "cfg_"))}
-    config = {key[4:]: float(value) for key, value in data.items() if key.startswith("cfg_")}
-    config = {key: None if np.isnan(value) else value for key, value in config.items()}
+    config = config_of(golden.arrays)
     names = ("tokens", "attn_mask", "state_idxs", "action_idxs", "rewards", "terminals")
-    rows, _ = to_rows({name: data[f"in_{name}"] for name in names})
-    loss = ILQLLoss(
-        language_actor(golden.lm), qvalue_module(golden.qvalue), value_module(golden.value), **options_of(config)
-    )
+    rows, _ = to_rows({name: golden.arrays[f"in_{name}"] for name in names})
+    heads = qvalue_module(golden.qvalue), value_module(golden.value)
+    loss = ILQLLoss(language_actor(golden.lm), *heads, **options_of(config))
     updater = SoftUpdate(loss, tau=config["alpha"])
     target = TensorDict.from_module(golden.target_qvalue)
     loss.target_qvalue_network_params.get("module").data.update_(target.data)
@@ -194,11 +193,8 @@ def test_a_whole_model_gives_the_published_losses_and_gradients(published):
         expected = weights[term] * golden[f"out_{name}_loss"]
         torch.testing.assert_close(terms[term], expected.float(), rtol=1e-5, atol=1e-6)
     sum(terms.values()).backward()
-    for name, parameter in golden.lm.named_parameters():
-        expected = golden[f"grad/model.{name}"]
-        torch.testing.assert_close(
-            parameter.grad, expected, rtol=1e-4, atol=2e-6, msg=lambda t, name=name: f"{name}: {t}"
-        )
+    found = {name: parameter.grad for name, parameter in golden.lm.named_parameters()}
+    assert_same(found, {name: golden[f"grad/model.{name}"] for name in found}, rtol=1e-4, atol=2e-6)
     for k, name in enumerate(("q", "q2")):
         expected = golden[f"grad/{name}.2.weight"]
         torch.testing.assert_close(golden.qvalue.out_weight.grad[k], expected, rtol=1e-4, atol=2e-6)
@@ -225,5 +221,4 @@ def test_three_steps_of_sgd_give_the_published_parameters(published):
         "target_q.2.weight": loss.target_qvalue_network_params["module", "out_weight"][0],
         "target_q2.0.weight": loss.target_qvalue_network_params["module", "in_weight"][1],
     }
-    for name, value in found.items():
-        torch.testing.assert_close(value.detach(), golden[f"param_after3/{name}"], rtol=1e-4, atol=1e-6)
+    assert_same(found, {name: golden[f"param_after3/{name}"] for name in found}, rtol=1e-4, atol=1e-6)

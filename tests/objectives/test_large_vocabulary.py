@@ -6,21 +6,12 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchrl_lang.modules import (
-    UtteranceActor,
-    ValueGuidance,
-    ValueHead,
-    causal_lm,
-    default_qvalue_head,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
+from tests.objectives.models import by_hand
+from torchrl_lang import modules
 from torchrl_lang.modules.frozen.frozen_copy import frozen_copy
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
 from torchrl_lang.schema import ControlTokens
@@ -62,8 +53,8 @@ STEPS = {
     "ppo": trained(ppo),
     "reference": scored,
     "acting": lambda policy, q, v, rows: policy(rows.select("tokens", "attention_mask")),
-    "acting by values": lambda policy, q, v, rows: UtteranceActor(
-        policy.decoder.actor, policy.decoder.control, 4, guidance=ValueGuidance(q, v, beta=1.0)
+    "acting by values": lambda policy, q, v, rows: modules.UtteranceActor(
+        policy.decoder.actor, policy.decoder.control, 4, guidance=modules.ValueGuidance(q, v, beta=1.0)
     )(rows.select("tokens", "attention_mask")),
 }
 
@@ -72,23 +63,13 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_no_tensor_has_values_for_the_vocabulary_at_all_places(name):
     torch.manual_seed(0)
-    lm = causal_lm("llama", vocab_size=V, layers=1, width=8, heads=2, max_length=T + 4)
-    policy = UtteranceActor(language_actor(lm), ControlTokens(pad=0, end_of_action=1), 4)
-    q, v = qvalue_module(default_qvalue_head(lm)), value_module(ValueHead(8))
-    place, real = torch.arange(T), torch.ones(N, T, dtype=torch.bool)
-    rows = TensorDict(
-        tokens=torch.randint(2, V, (N, T)).masked_fill(place % 4 == 3, 1),
-        attention_mask=real,
-        agent_mask=real & (place % 4 != 0),
-        token_reward=torch.zeros(N, T),
-        terminated=real[:, :1],
-        truncated=~real[:, :1],
-        token_log_prob=torch.zeros(N, T),
-        state_value=torch.zeros(N, T),
-        advantage=torch.randn(N, T),
-        value_target=torch.zeros(N, T),
-        batch_size=[N],
-    )
+    lm = modules.causal_lm("llama", vocab_size=V, layers=1, width=8, heads=2, max_length=T + 4)
+    policy = modules.UtteranceActor(modules.language_actor(lm), ControlTokens(pad=0, end_of_action=1), 4)
+    q, v = modules.qvalue_module(modules.default_qvalue_head(lm)), modules.value_module(modules.ValueHead(8))
+    place, entries = torch.arange(T), ("token_log_prob", "state_value", "value_target")
+    tokens = torch.randint(2, V, (N, T)).masked_fill(place % 4 == 3, 1)
+    rows = by_hand(tokens, (place % 4 != 0).expand(N, T).clone(), **{key: torch.zeros(N, T) for key in entries})
+    rows["advantage"] = torch.randn(N, T)
     kept, limit = {}, N * T * V / 4
 
     def keep(x):

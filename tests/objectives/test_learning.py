@@ -117,10 +117,21 @@ def starts(env):
     return (control.end_of_action * vocabulary + torch.arange(LENGTH - 1)) * vocabulary + control.end_of_state
 
 
+def moves(env):
+    """The tokens ``l``, ``r`` and that of nothing, with which utterances begin."""
+    return [*env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action]
+
+
 def probabilities(actor, env):
-    """Of ``l``, ``r`` and nothing where an utterance begins, ``[places, 3]``."""
-    written = [*env.tokenizer.encode("lr"), env.tokenizer.control.end_of_action]
-    return split_actor(actor).head.module.rows.detach()[starts(env)].softmax(-1)[:, written]
+    """Of the moves where an utterance begins, ``[places, 3]``."""
+    return split_actor(actor).head.module.rows.detach()[starts(env)].softmax(-1)[:, moves(env)]
+
+
+def mover(actor, env, **options):
+    """An actor that writes moves, as the data do, and nothing else."""
+    control = env.tokenizer.control
+    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
+    return UtteranceActor(actor, control, 2, forbidden=forbidden, cached=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -151,17 +162,14 @@ def soft_values(scale, gamma):
 
 def test_psi_learning_finds_the_fixed_point_of_kl_control(env, walks, imitation):
     """Soft value iteration with the data's policy as prior; all tokens that can be written stand in the data."""
-    control, vocabulary = env.tokenizer.control, env.tokenizer.vocab_size
+    vocabulary = env.tokenizer.vocab_size
     qvalue = TensorDictModule(Table(vocabulary, 2, vocabulary), in_keys=["hidden"], out_keys=["action_value"])
-    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
-    writes = UtteranceActor(tabular_actor(env), control, 2, forbidden=forbidden, cached=False)
     options = {"gamma": 1.0, "turn_gamma": 0.9, "reward_scale": 0.5, "actor_weight": 0.0}
-    loss = PsiLoss(writes, qvalue, prior=imitation, **options)
+    loss = PsiLoss(mover(tabular_actor(env), env), qvalue, prior=imitation, **options)
     train(loss, walks, *LONG)
     value, policy = soft_values(0.5, 0.9)
     # Where an utterance begins, over what the data write.
-    least = loss.target_qvalue_network_params.data["module", "rows"][starts(env)].amin(-2)
-    least = least[:, [*env.tokenizer.encode("lr"), control.end_of_action]].double()
+    least = loss.target_qvalue_network_params.data["module", "rows"][starts(env)].amin(-2)[:, moves(env)].double()
     torch.testing.assert_close(least.logsumexp(-1), value, rtol=0, atol=0.1)
     torch.testing.assert_close(least.softmax(-1), policy, rtol=0, atol=0.03)
 
@@ -180,13 +188,9 @@ def test_the_probabilities_of_q_sft_become_q_values(env, walks, imitation):
 
 def spoken(env, imitation):
     """A tabular policy that begins as the imitated one, as an actor of moves; and the imitated one, frozen."""
-    control, actor = env.tokenizer.control, tabular_actor(env)
+    actor = tabular_actor(env)
     actor.load_state_dict(imitation.actor.state_dict())
-    forbidden = (*control.forbidden_in_action(), *env.tokenizer.encode("0123"))
-    policy, reference = (
-        UtteranceActor(one, control, 2, forbidden=forbidden, cached=False) for one in (actor, imitation.actor)
-    )
-    return actor, policy, frozen_copy(reference)
+    return actor, mover(actor, env), frozen_copy(mover(imitation.actor, env))
 
 
 def test_oreo_finds_the_fixed_point_of_kl_control(env, walks, imitation):

@@ -12,22 +12,9 @@ from torchrl.objectives import ClipPPOLoss, ValueEstimators
 from torchrl.objectives.value import GAE, MultiAgentGAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
+from tests.objectives import models
 from tests.objectives import test_contract as contract
-from tests.objectives.conftest import (
-    CONTROL,
-    PLAIN,
-    T,
-    acted,
-    by_hand,
-    losses_of,
-    make_actor,
-    make_all_terms,
-    make_heads,
-    make_ppo,
-    make_rows,
-    rows_for,
-    total,
-)
+from tests.objectives.models import CONTROL, PLAIN, T, acted, by_hand, make_actor, make_all_terms, make_ppo, make_rows
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
 from torchrl_lang.functional import decision_mask
@@ -40,7 +27,7 @@ from torchrl_lang.transforms import AdaptiveKLController, frozen_copy
 
 @pytest.fixture
 def rows():
-    return rows_for("ppo")
+    return models.rows_for("ppo")
 
 
 def test_missing_entries_say_where_they_come_from(rows):
@@ -99,9 +86,8 @@ def test_the_divergence_has_its_exact_gradient(estimator):
     if estimator == "exact":
         options["reference"] = frozen_copy(table_loss(ref.expand(5, 3, 5).clone()).actor_network)
     loss = table_loss(logits.expand(5, 3, 5).clone(), **options)
-    rows = one_decision_each(
-        torch.arange(5), token_log_prob=acting, ref_log_prob=ref.log_softmax(-1), advantage=torch.zeros(5).double()
-    )
+    entries = {"token_log_prob": acting, "ref_log_prob": ref.log_softmax(-1), "advantage": torch.zeros(5).double()}
+    rows = one_decision_each(torch.arange(5), **entries)
     value = (acting.exp() * loss(rows)["loss_kl"][:, 0]).sum()
     value.backward()
     mine = logits.clone().requires_grad_()
@@ -126,9 +112,9 @@ def test_tokens_that_filters_take_out_leave_finite_gradients():
     loss = make_all_terms(actor=UtteranceActor(make_actor(), CONTROL, 4, forbidden=(), top_k=2))
     out = loss(acted(make_rows()))
     assert out["kl_approx"].isinf()
-    total(out).backward()
+    models.total(out).backward()
     assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
-    assert all(value.isfinite() for value in losses_of(out).values())
+    assert all(value.isfinite() for value in models.losses_of(out).values())
 
 
 def test_a_controller_sets_the_weight_and_the_metric_feeds_it(rows):
@@ -206,7 +192,7 @@ def test_estimates_are_gae_on_the_flattened_tokens():
     loss = make_ppo(**clocks)
     same = loss.estimate(rows)
     assert same is rows
-    actor, (_, head) = make_actor(), make_heads()
+    actor, (_, head) = make_actor(), models.make_heads()
     with torch.no_grad():
         value = head.module(actor[0](rows.clone())["hidden"]).squeeze(-1)
     agent = rows["agent_mask"]
@@ -268,8 +254,8 @@ def test_values_of_acting_are_not_computed_again():
 
 def test_a_certain_slot_is_worth_what_follows_it():
     """By hand: two turns of two tokens, the second of each certain; rewards 1 and 2; the row is cut off, worth 5."""
-    acted, reward = torch.tensor([[0.0, 3.0, torch.nan, 0.0, 4.0, torch.nan]]), [[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]]
-    rows = by_hand([[3, 1, 2, 0, 1, 2]], [[0, 1, 1, 0, 1, 1]], reward, terminated=False, state_value=acted)
+    value, reward = torch.tensor([[0.0, 3.0, torch.nan, 0.0, 4.0, torch.nan]]), [[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]]
+    rows = by_hand([[3, 1, 2, 0, 1, 2]], [[0, 1, 1, 0, 1, 1]], reward, terminated=False, state_value=value)
     clocks = {"gamma": 1.0, "lmbda": 1.0, "turn_gamma": 0.5, "turn_lmbda": 0.0}
     loss = table_loss(torch.zeros(1, 6, 4), value=5.0, end_of_action=2, **clocks)
     out = loss.estimate(rows, reuse_values=True)
@@ -278,7 +264,7 @@ def test_a_certain_slot_is_worth_what_follows_it():
     torch.testing.assert_close(out["advantage"], torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.5, 0.0]]))
     torch.testing.assert_close(out["value_target"], torch.tensor([[0.0, 3.0, 3.0, 0.0, 4.5, 4.5]]))
     mean = table_loss(torch.zeros(1, 6, 4), value=5.0, end_of_action=2, bootstrap="mean", **clocks)
-    out = mean.estimate(rows.set("state_value", acted), reuse_values=True)  # of the second turn (4 + 4.5) / 2
+    out = mean.estimate(rows.set("state_value", value), reuse_values=True)  # of the second turn (4 + 4.5) / 2
     torch.testing.assert_close(out["value_target"], torch.tensor([[0.0, 3.125, 3.125, 0.0, 4.5, 4.5]]))
 
 
@@ -384,11 +370,10 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
     loss.estimate(rows)
     if "clip_value" in options:
         rows["state_value"] = rows["state_value"] + torch.where(rows["agent_mask"], 0.3 * rows["advantage"], 0.0)
-    actor, (_, head) = make_actor(), make_heads()
+    actor, (_, head) = make_actor(), models.make_heads()
     hidden = TensorDictModule(AtLast(actor[0].module), in_keys=["tokens", "last"], out_keys=["hidden"])
-    prob = ProbabilisticTensorDictModule(
-        in_keys=["logits"], out_keys=["action"], distribution_class=Categorical, return_log_prob=True
-    )
+    sampled = {"distribution_class": Categorical, "return_log_prob": True}
+    prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], **sampled)
     theirs = ClipPPOLoss(ProbabilisticTensorDictSequential(hidden, actor[1], prob), head, **options)
     row, last = decision_mask(rows["agent_mask"]).nonzero(as_tuple=True)
     # TorchRL counts from the value that the tensordict holds, and its critic writes over the key in a copy of it.
@@ -401,7 +386,7 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
         torch.testing.assert_close(mine[key], its[key], rtol=1e-5, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")
     torch.testing.assert_close(mine["ESS"], its["ESS"].squeeze(), rtol=1e-5, atol=1e-6)
     assert 0 < mine["clip_fraction"] < 1
-    total(mine).backward()
+    models.total(mine).backward()
     (its["loss_objective"] + its["loss_critic"] + its["loss_entropy"]).backward()
     pairs = [*zip(loss.actor_network.parameters(), actor.parameters(), strict=True)]
     pairs += zip(loss.value_network.parameters(), theirs.critic_network_params.parameters(), strict=True)
@@ -415,9 +400,7 @@ def test_torchrls_loss_on_the_flattened_tokens(options):
 def test_options_by_torchrls_names(rows):
     """Each is the option of ours, and numbers may have a last dimension of one."""
     of_torchrl, ours = make_ppo(**THEIR_NAMES, **PLAIN), make_ppo(entropy_weight=0.1, loss_critic_type="l2", **PLAIN)
-    tall = rows.clone().update(
-        {key: rows[key].unsqueeze(-1) for key in ("advantage", "value_target", "token_log_prob")}
-    )
+    tall = {key: rows[key].unsqueeze(-1) for key in ("advantage", "value_target", "token_log_prob")}
     contract.assert_same(of_torchrl(rows.clone().update(tall)), ours(rows), rtol=0, atol=0)
     assert make_ppo(entropy_bonus=True).entropy_weight == 0.01
     assert make_ppo(entropy_bonus=False, entropy_coeff=0.1).entropy_weight == make_ppo().entropy_weight == 0
@@ -429,14 +412,6 @@ def test_options_by_torchrls_names(rows):
         make_ppo(max_importance_ratio=2.0)
     by_old_names = PPOLoss(actor=of_torchrl.actor_network, critic=of_torchrl.value_network)
     assert by_old_names.critic_network is of_torchrl.value_network
-    loss = make_ppo(clip_epsilon=0.05)
-    loss.clip_value, loss.critic_coeff = True, None
-    assert (loss.value_clip, loss.value_weight) == (0.05, 0)
-    loss.clip_value = False
-    assert loss.value_clip is None
-    for name in ("critic_coeff", "value_weight", "clip_value"):
-        with pytest.raises(ValueError, match=r"must lie in .*, got -1"):
-            setattr(loss, name, -1)
     with pytest.raises(TypeError, match="critic_coeff is TorchRL's name of value_weight: give PPOLoss one of them"):
         make_ppo(critic_coeff=1.0, value_weight=1.0)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.objectives.conftest import CONTROL, by_hand, labelled, make_actor, make_rows, paired, whole_rows
-from tests.objectives.oracle import log_softmax
+from tests.objectives.models import CONTROL, by_hand, labelled, make_actor, make_rows, paired, vary, whole_rows
+from tests.objectives.oracle import assert_matches, log_softmax
+from tests.objectives.test_contract import assert_same
 from tests.objectives.test_qsft import logits_of, uneven
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
 from torchrl_lang.objectives import DPOLoss, IPOLoss, KTOLoss
@@ -67,40 +68,25 @@ OF_PAIRS = [
 @pytest.mark.parametrize(("kind", "options"), OF_PAIRS)
 def test_losses_of_pairs_match_plain_loops(kind, options, masked):
     pairs, policy, reference = paired(8), uneven(0), uneven(2)
-    counted = None
-    if masked:
-        pairs["train_mask"] = torch.rand(pairs["tokens"].shape, generator=torch.Generator().manual_seed(1)) < 0.6
-        counted = pairs["train_mask"].flatten(0, 1).numpy()
+    counted = vary(pairs, "train-mask")["train_mask"].flatten(0, 1).numpy() if masked else None
     out = kind(policy, frozen_copy(reference), **options)(pairs)
     expected = of_pairs(kind, *log_ratios(flat(pairs), policy, reference, counted), **options)
     assert expected.keys() == set(out.keys())
-    for name, value in expected.items():
-        np.testing.assert_allclose(float(out[name].detach()), value, rtol=2e-4, atol=1e-5, err_msg=name)
-
-
-def opened(rows):
-    """Beginning and rest of each row, as lists of (token, whether the agent wrote it)."""
-    found = []
-    for row in range(len(rows)):
-        real = rows["attention_mask"][row]
-        tokens, agent = (rows[key][row, real].tolist() for key in ("tokens", "agent_mask"))
-        begin, both = agent.index(True), [*zip(tokens, agent, strict=True)]
-        found.append((both[:begin], both[begin:]))
-    return found
+    assert_matches(out, expected, rtol=2e-4, atol=1e-5)
 
 
 def swapped(rows):
     """Each row's beginning with the rest of the next one."""
-    parts = opened(rows)
-    every = [begin + parts[(i + 1) % len(parts)][1] for i, (begin, _) in enumerate(parts)]
-    width = max(map(len, every))
-    out = {key: torch.zeros(len(every), width, dtype=torch.bool) for key in ("agent_mask", "attention_mask")}
-    out["tokens"] = torch.zeros(len(every), width, dtype=torch.int64)
-    for i, row in enumerate(every):
-        out["tokens"][i, : len(row)] = torch.tensor([token for token, _ in row])
-        out["agent_mask"][i, : len(row)] = torch.tensor([mine for _, mine in row])
-        out["attention_mask"][i, : len(row)] = True
-    return TensorDict(out, batch_size=[len(every)])
+    begins, rests = [], []
+    for row in rows:
+        real = row["attention_mask"]
+        both = torch.stack([row["tokens"], row["agent_mask"], real], -1)[real]
+        first = int(row["agent_mask"].int().argmax())
+        begins.append(both[:first])
+        rests.append(both[first:])
+    every = [torch.cat(parts) for parts in zip(begins, rests[1:] + rests[:1], strict=True)]
+    tokens, agent, real = torch.nn.utils.rnn.pad_sequence(every, batch_first=True).unbind(-1)
+    return TensorDict(tokens=tokens, agent_mask=agent.bool(), attention_mask=real.bool(), batch_size=[len(every)])
 
 
 @pytest.mark.parametrize("baseline", ["mismatched", "rows", 0.4])
@@ -122,15 +108,13 @@ def test_kto_matches_plain_loops(baseline, sign):
     options = {"beta": beta, "baseline": baseline, "desirable_weight": weights[0], "undesirable_weight": weights[1]}
     out = KTOLoss(policies[0], frozen_copy(policies[1]), **options)(rows)
     assert expected.keys() == set(out.keys())
-    for name, value in expected.items():
-        np.testing.assert_allclose(float(out[name].detach()), value, rtol=2e-4, atol=1e-5, err_msg=name)
+    assert_matches(out, expected, rtol=2e-4, atol=1e-5)
 
 
 def test_mismatched_rows_by_hand():
     """The second row's first turn is not trained on; rows are cut after five tokens."""
-    rows = by_hand(
-        [[7, 1, 2, 8, 3], [6, 5, 9, 4, 8], [7, 7, 1, 0, 0]], [[0, 1, 1, 0, 1], [0, 0, 1, 0, 1], [0, 0, 1, 0, 0]]
-    )
+    tokens = [[7, 1, 2, 8, 3], [6, 5, 9, 4, 8], [7, 7, 1, 0, 0]]
+    rows = by_hand(tokens, [[0, 1, 1, 0, 1], [0, 0, 1, 0, 1], [0, 0, 1, 0, 0]])
     rows["attention_mask"][2, 3:] = False
     rows["train_mask"] = torch.tensor([[True] * 5, [True] * 4 + [True], [True] * 5])
     rows["train_mask"][1, 2] = False
@@ -181,8 +165,7 @@ def test_the_beginning_of_training(spoken):
     kept = pairs[1:]  # the first one has no action
     log_prob = row_log_prob(actor, TensorDict(dict(kept.items()), batch_size=[5, 2])).sum(-1)
     (-0.3 * (log_prob[:, 0] - log_prob[:, 1]).mean()).backward()
-    for name, p in actor.named_parameters():
-        torch.testing.assert_close(found[name], p.grad, rtol=1e-4, atol=1e-6)
+    assert_same(found, {name: p.grad for name, p in actor.named_parameters()}, rtol=1e-4, atol=1e-6)
 
 
 def test_a_reference_may_stand_in_the_rows():
@@ -228,16 +211,13 @@ def test_passes_of_the_trunk(passes):
 def test_what_does_not_fit_is_refused():
     actor, rows = make_actor(), labelled(make_rows())
     frozen = frozen_copy(actor)
-    filtered = UtteranceActor(make_actor(), CONTROL, 4, top_k=3)
+    kto, filtered = KTOLoss(actor, frozen), UtteranceActor(make_actor(), CONTROL, 4, top_k=3)
     for call, message in (
         (lambda: DPOLoss(actor, frozen)(rows), "reads pairs of rows"),
         (lambda: IPOLoss(actor)(paired()), "ref_log_prob: give the loss its reference"),
-        (lambda: KTOLoss(actor, frozen)(rows.exclude("desirable")), "desirable: label each row"),
-        (lambda: KTOLoss(actor, frozen)(rows.clone().set("desirable", torch.ones(6, 1))), "desirable must be bool"),
-        (
-            lambda: KTOLoss(actor, frozen)(rows.clone().set("desirable", rows["agent_mask"])),
-            "desirable must have shape",
-        ),
+        (lambda: kto(rows.exclude("desirable")), "desirable: label each row"),
+        (lambda: kto(rows.clone().set("desirable", torch.ones(6, 1))), "desirable must be bool"),
+        (lambda: kto(rows.clone().set("desirable", rows["agent_mask"])), "desirable must have shape"),
         (lambda: KTOLoss(actor), "Mismatched rows need a reference model"),
         (lambda: KTOLoss(actor, frozen, baseline="batch"), "baseline must be one of"),
         (lambda: DPOLoss(actor, frozen, label_smoothing=0.5), "label_smoothing must lie in"),

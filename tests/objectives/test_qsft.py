@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from itertools import cycle
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 
-from tests.objectives.conftest import by_hand, make_actor, make_rows, vary
-from tests.objectives.oracle import numpy_rows, qsft_losses
+from tests.objectives.models import by_hand, make_actor, make_rows, vary
+from tests.objectives.oracle import assert_matches, numpy_rows, qsft_losses
 from tests.objectives.test_ilql import of_oracle
 from torchrl_lang.modules import UtteranceActor
 from torchrl_lang.objectives import QSFTLoss
@@ -73,8 +72,7 @@ def test_outputs_match_plain_loops(options, variant):
     if length is not None:
         plain |= {"end_of_action": 1, "forbidden": (0, 3), "action_length": length}
     out, tables = make(length, **options)(rows), [logits_of(uneven(seed), rows) for seed in (0, 1, 2)]
-    for name, value in qsft_losses(numpy_rows(rows), *tables, **plain).items():
-        np.testing.assert_allclose(out[name].item(), value, rtol=2e-4, atol=1e-6, err_msg=name)
+    assert_matches(out, qsft_losses(numpy_rows(rows), *tables, **plain), rtol=2e-4, atol=1e-6)
 
 
 class Layers(torch.nn.Module):
@@ -126,8 +124,7 @@ def test_the_target_of_any_actor(form):
     before = {name: weight.clone() for name, weight in actor.named_parameters()}
     out = loss(rows)
     tables = [logits_of(one, rows) for one in (actor, other, reference)]
-    for name, value in qsft_losses(numpy_rows(rows), *tables, normalizer="all", **options).items():
-        np.testing.assert_allclose(out[name].item(), value, rtol=2e-4, atol=1e-6, err_msg=name)
+    assert_matches(out, qsft_losses(numpy_rows(rows), *tables, **options), rtol=2e-4, atol=1e-6)
     after = dict(actor.named_parameters())
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
 

@@ -7,20 +7,12 @@ import torch
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss
 
-from tests.objectives.conftest import PLAIN, acted, by_hand, make_actor, make_heads, make_ppo, make_rows, utterances_of
+from tests.objectives.models import PLAIN, acted, by_hand, make_actor, make_heads, make_ppo, make_rows, utterances_of
 from tests.objectives.test_ppo import table_loss
 from tests.objectives.test_torchrl_losses import change
+from torchrl_lang import modules
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
-from torchrl_lang.modules import (
-    RowTokenActor,
-    UtteranceActor,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    row_log_prob,
-    row_value_module,
-)
 from torchrl_lang.objectives import PPOLoss
 
 OF_TORCHRL = [
@@ -34,7 +26,7 @@ OF_TORCHRL = [
 def moved_rows(noise=1.0):
     """Rows in which each writes, with log-probabilities around those of the actor."""
     rows, actor = acted(make_rows())[1:], make_actor()
-    own = row_log_prob(actor, rows).detach()
+    own = modules.row_log_prob(actor, rows).detach()
     rows["token_log_prob"] = torch.where(rows["agent_mask"], own + noise * (rows["token_log_prob"] - own), 0.0)
     return rows, actor
 
@@ -44,7 +36,7 @@ def gradients(actor, loss):
 
 
 def torchrls(kind, actor, rows, **options):
-    loss = kind(RowTokenActor(actor), entropy_bonus=False, **options)
+    loss = kind(modules.RowTokenActor(actor), entropy_bonus=False, **options)
     loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
     return loss(rows.clone().set("advantage", rows["advantage"].unsqueeze(-1))).loss_objective.sum()
 
@@ -69,7 +61,7 @@ def test_clipped_tokens_keep_their_gradient_in_cispo():
     theirs = torchrls(CISPOLoss, actor, rows, clip_epsilon=0.2)
     loss = PPOLoss(actor, surrogate="cispo", **PLAIN)(rows)["loss_objective"]
     torch.testing.assert_close(loss, theirs, rtol=0, atol=1e-6)
-    log_prob, agent = row_log_prob(actor, rows), rows["agent_mask"]
+    log_prob, agent = modules.row_log_prob(actor, rows), rows["agent_mask"]
     weight = (log_prob.detach() - rows["token_log_prob"]).exp().clamp(0.8, 1.2)
     by_paper = gradients(actor, -(weight * rows["advantage"] * log_prob)[agent].mean())
     mine, its = gradients(actor, loss), gradients(actor, theirs)
@@ -159,9 +151,10 @@ def test_a_product_over_a_turn_is_torchrls_ratio_of_an_utterance():
     env = WordleEnv(["crane", "slate"], batch_size=[12], max_tries=3, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        lm = causal_lm(vocab_size=35, layers=1, width=32, heads=2, max_length=env.row_length + 6, initializer_range=0.1)
-        policy = UtteranceActor(language_actor(lm), env.tokenizer.control, 6, seed=0)
-        theirs = ClipPPOLoss(policy, row_value_module(policy, ValueHead(32)), entropy_bonus=False)
+        shape = {"vocab_size": 35, "layers": 1, "width": 32, "heads": 2, "max_length": env.row_length + 6}
+        lm = modules.causal_lm(**shape, initializer_range=0.1)
+        policy = modules.UtteranceActor(modules.language_actor(lm), env.tokenizer.control, 6, seed=0)
+        theirs = ClipPPOLoss(policy, modules.row_value_module(policy, modules.ValueHead(32)), entropy_bonus=False)
     steps = env.rollout(6, policy, break_when_any_done=False)
     steps["advantage"] = steps["value_target"] = torch.randn(12, 6, 1, generator=torch.Generator().manual_seed(0))
     given = steps.clone().set("advantage", steps["advantage"].expand_as(steps["token_log_prob"]).contiguous())
@@ -175,9 +168,7 @@ def test_a_product_over_a_turn_is_torchrls_ratio_of_an_utterance():
     mine, its = ours(rows), theirs(steps)["loss_objective"]
     assert 0 < mine["clip_fraction"] < 1
     torch.testing.assert_close(mine["loss_objective"], its, rtol=1e-4, atol=1e-5)
-    compared = (
-        torch.autograd.grad(x, [*policy.parameters()], retain_graph=True) for x in (mine["loss_objective"], its)
-    )
+    compared = (gradients(policy, value) for value in (mine["loss_objective"], its))
     torch.testing.assert_close(*compared, rtol=1e-3, atol=1e-5)
 
 

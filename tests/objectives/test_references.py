@@ -8,8 +8,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from tests.objectives.conftest import VOCAB, WIDTH, acted, labelled, make_actor, make_heads, make_rows, total
-from tests.transforms.conftest import stored
+from tests.objectives.models import VOCAB, WIDTH, acted, labelled, make_actor, make_heads, make_rows, total
+from tests.transforms.world import stored
 from torchrl_lang.modules import causal_lm, language_actor
 from torchrl_lang.objectives import BCLoss, KTOLoss, OREOLoss, PPOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.transforms import adapters_off, frozen_copy

@@ -24,8 +24,8 @@ from torchrl.modules import recurrent_mode
 from torchrl.objectives import HardUpdate, SoftUpdate
 
 from tests.algorithm_distillation.models import model, windows
-from tests.objectives.conftest import LOSSES, losses_of, make_cql, make_ppo, rows_for, total, unread, whole_rows
-from tests.objectives.test_contract import assert_same, networks_of
+from tests.objectives.models import LOSSES, losses_of, make_cql, make_ppo, rows_for, total, unread, whole_rows
+from tests.objectives.test_contract import assert_same, by_key, networks_of
 from torchrl_lang import objectives
 from torchrl_lang.algorithm_distillation import ADLoss
 from torchrl_lang.objectives import ArCHerLoss, CHAILoss, OREOLoss, QSFTLoss, UtteranceILQLLoss
@@ -105,10 +105,7 @@ def test_tensors_by_names(make, rows):
             entries[("of", f"my_{name}")] = entries.pop(key)
             loss.set_keys(**{name: ("of", f"my_{name}")})
     tensors = {"_".join(key): rows[old] for key, old in entries.items()}
-    for value, key in zip(
-        found if isinstance(found := loss(**tensors), tuple) else (found,), loss.out_keys, strict=True
-    ):
-        torch.testing.assert_close(value, expected[key], equal_nan=True)
+    assert_same(by_key(loss, loss(**tensors)), expected)
     last = [*losses_of(expected)][-1]
     loss.select_out_keys(last)
     torch.testing.assert_close(loss(**tensors), expected[last])
@@ -178,11 +175,10 @@ def test_target_updaters(make, rows, update, steps):
             update(loss, **options)
         return
     updater, old = update(loss, **options), {name: params.clone() for name, params in targets(loss).items()}
-    given = [
-        (parameter, parameter.clone()) for name in networks_of(loss) for parameter in getattr(loss, name).parameters()
-    ]
+    given = [parameter for name in networks_of(loss) for parameter in getattr(loss, name).parameters()]
+    before = [parameter.clone() for parameter in given]
     moved(loss)
-    assert all((parameter != before).all() for parameter, before in given)
+    assert all((one != other).all() for one, other in zip(given, before, strict=True))
     for step in range(steps):
         for name, params in targets(loss).items():
             assert_allclose_td(params.data, old[name].data, msg=f"after {step} steps")
@@ -258,6 +254,10 @@ def test_coefficients_are_set_by_torchrls_names():
     assert (loss.entropy_coeff, loss.clip_epsilon) == (0.003, (0.1, 0.1))
     none.critic_coeff = 0.5
     assert_same(none(rows), make_ppo()(rows), rtol=0, atol=0)
+    loss.clip_value, loss.critic_coeff = True, None
+    assert (loss.value_clip, loss.value_weight) == (0.1, 0)
+    loss.clip_value = False
+    assert loss.value_clip is None
     for given, before in (
         ({"entropy_coeff": 0.1}, 0.1),
         ({}, 0.01),
@@ -268,8 +268,9 @@ def test_coefficients_are_set_by_torchrls_names():
         assert (switched.entropy_bonus, switched.entropy_coeff) == (True, before)
         switched.entropy_bonus = False
         assert (switched.entropy_bonus, switched(rows)["loss_entropy"].item()) == (False, 0)
-    with pytest.raises(ValueError, match="clip_epsilon must be"):
-        loss.clip_epsilon = -0.1
+    for name in ("clip_epsilon", "critic_coeff", "value_weight", "clip_value"):
+        with pytest.raises(ValueError, match=r"clip_epsilon must be|must lie in .*, got -1"):
+            setattr(loss, name, -1)
     rows, loss = rows_for("cql"), make_cql()
     loss.temperature, loss.min_q_weight = 0.5, 3.0
     assert_same(loss(rows), make_cql(temperature=0.5, min_q_weight=3.0)(rows), rtol=0, atol=0)

@@ -12,14 +12,7 @@ from torchrl.objectives.llm import DistillationLoss, MCAdvantage, SFTLoss
 from tests.data.chat_templates import EXACT, PIECES, chat_tokenizer, tokenizer_of
 from tests.data.test_chat import random_rows
 from tests.envs.adapters.test_chat_env import Count, letters, wrapper
-from torchrl_lang.data import (
-    EpisodeRows,
-    chat_from_rows,
-    dataset_from_records,
-    row_returns,
-    rows_from_chat,
-    rows_from_rollout,
-)
+from torchrl_lang import data
 from torchrl_lang.envs import GameChatEnv, WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.evaluation import play_games
@@ -51,7 +44,7 @@ def dialogues():
         for parameter in (*lm.parameters(), *teacher.parameters()):
             parameter.mul_(4 if parameter.ndim > 1 else 1)
     rows["token_log_prob"] = row_log_prob(language_actor(teacher), rows).detach()
-    steps = chat_from_rows(rows)
+    steps = data.chat_from_rows(rows)
     scoring = {"input_mode": "tokens", "generate": False, "return_log_probs": True, "pad_output": False}
     policy = TransformersWrapper(lm, tokenizer=tokenizer_of(EXACT["chatml"]), **scoring)
     return rows, steps[steps["next", "done"].squeeze(-1)], policy
@@ -86,7 +79,7 @@ def test_sft_loss_on_histories(dialogues):
     lm = wrapper(source).model
     options = {"tokenizer": source, "chat_template": GENERATION, "return_log_probs": True}
     loss = SFTLoss(TransformersWrapper(lm, generate=False, input_mode="history", pad_output=False, **options))
-    steps = chat_from_rows(rows, tokenizer)
+    steps = data.chat_from_rows(rows, tokenizer)
     last = steps[steps["next", "done"].squeeze(-1)]
     expected = -(row_log_prob(language_actor(lm), rows).sum(-1) / rows["agent_mask"].sum(-1)).mean()
     torch.testing.assert_close(loss(last.exclude("masks")).loss_sft, expected, atol=1e-5, rtol=1e-5)
@@ -111,19 +104,19 @@ def games():
     options = {"auto_reset": False, "break_when_any_done": False, "break_when_all_done": True}
     steps = env.rollout(6, RandomWordPlayer(WORDS, seed=1), tensordict=start, **options)
     steps["group"] = group[:, None].expand(steps.shape).clone()
-    return steps, rows_from_rollout(steps, unfinished="drop"), group
+    return steps, data.rows_from_rollout(steps, unfinished="drop"), group
 
 
 def test_advantages_of_groups_are_torchrls(games):
     """Of rows, of the steps that rows give, and of an environment's steps, whose advantages are carried to rows."""
     steps, rows, group = games
-    returns = row_returns(rows)
+    returns = data.row_returns(rows)
     expected = group_advantages(returns, group)
     assert expected.abs().max() > 0.5
     flat = rows.clone().update({"group": group, "return": returns[:, None], "ended": torch.ones(12, 1).bool()})
     found = MCAdvantage(4, "group", "return", done_key="ended").inv(flat)["advantage"]
     torch.testing.assert_close(found.squeeze(-1), expected)
-    chat = chat_from_rows(rows)
+    chat = data.chat_from_rows(rows)
     ends = chat["next", "done"].squeeze(-1)
     chat["group"] = group[torch.cat([torch.zeros(1), ends[:-1]]).cumsum(0).long()]
     advantage = MCAdvantage(4, "group", trajectory_return="sum")
@@ -131,25 +124,25 @@ def test_advantages_of_groups_are_torchrls(games):
     count = (steps["next", "done"].squeeze(-1).int().argmax(-1) + 1).tolist()
     played = [advantage.inv(game[:length]) for game, length in zip(steps, count, strict=True)]
     played = torch.cat([group for group in played if group is not None])
-    carried = rows_from_rollout(played, unfinished="drop", carry=["advantage"])
+    carried = data.rows_from_rollout(played, unfinished="drop", carry=["advantage"])
     assert torch.equal(carried["tokens"], rows["tokens"])
     torch.testing.assert_close(carried["advantage"].double(), expected[:, None] * rows["agent_mask"])
     with pytest.raises(KeyError, match=r"for those of the steps themselves write carry=\['advantage'\]"):
-        rows_from_rollout(played, unfinished="drop", keep=["advantage"])
+        data.rows_from_rollout(played, unfinished="drop", keep=["advantage"])
 
 
 def test_rows_of_an_llm_collector():
     env = WordleEnv(WORDS, batch_size=[4], seed=0)
     options = {"dialog_turns_per_batch": 12, "total_dialog_turns": 12}
     collector = LLMCollector(env, policy=RandomWordPlayer(WORDS, seed=0), yield_completed_trajectories=True, **options)
-    rows = rows_from_rollout(next(iter(collector)), unfinished="drop")
+    rows = data.rows_from_rollout(next(iter(collector)), unfinished="drop")
     assert rows["terminated"].all()
     assert len(rows) > 3
     steps = next(iter(LLMCollector(env, policy=RandomWordPlayer(WORDS, seed=0), **options)))
     with pytest.raises(KeyError, match=r"collect with yield_completed_trajectories=True and write rows_from_rollout"):
-        EpisodeRows()(steps)
+        data.EpisodeRows()(steps)
     chats = LLMCollector(GameChatEnv(Count, seed=3, tokenizer=letters()), policy=wrapper(letters()), **options)
-    assert len(rows_from_chat(next(iter(chats)))) > 3
+    assert len(data.rows_from_chat(next(iter(chats)))) > 3
 
 
 def test_conversations_where_rows_are_read(tmp_path):
@@ -166,10 +159,10 @@ def test_conversations_where_rows_are_read(tmp_path):
         (lambda: env.rollout(1, utterances), "wrappers alone act in a ChatEnv"),
         (lambda: play_games(env, policy, games=1), rows_of),
         (lambda: BCLoss(actor)(steps), rows_of),
-        (lambda: rows_from_rollout(steps, unfinished="drop"), rows_of),
+        (lambda: data.rows_from_rollout(steps, unfinished="drop"), rows_of),
         (lambda: KLConstrainedTransform(utterances)(steps), rows_of),
         (lambda: from_messages(history, tokenizer), give),
-        (lambda: dataset_from_records([{"messages": history}], tmp_path / "data", tokenizer, 50), give),
+        (lambda: data.dataset_from_records([{"messages": history}], tmp_path / "data", tokenizer, 50), give),
     ):
         with pytest.raises((KeyError, ValueError), match=match):
             use()

@@ -13,19 +13,11 @@ from torchrl.objectives.value import GAE
 
 from tests.modules.toys import tiny_lm
 from tests.objectives.test_ppo import corridor, speaker
+from torchrl_lang import modules
 from torchrl_lang.data import row_buffer, row_returns, rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.functional import group_advantages
-from torchrl_lang.modules import (
-    RowTokenActor,
-    UtteranceActor,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    row_value_module,
-    value_module,
-)
 from torchrl_lang.objectives import BCLoss, PPOLoss
 from torchrl_lang.text import CharTokenizer
 from torchrl_lang.training import adamw, total_loss, train_steps
@@ -38,7 +30,7 @@ def networks_and_loss(n, name, **options):
     env = corridor(n)
     policy = speaker(env)
     options |= {"delay_actor": True} if name == "kl" else {}
-    return env, policy, LOSSES[name](policy, row_value_module(policy, ValueHead(32)), **options)
+    return env, policy, LOSSES[name](policy, modules.row_value_module(policy, modules.ValueHead(32)), **options)
 
 
 def change(policy):
@@ -65,7 +57,7 @@ def test_gradients_are_those_of_our_ppo_where_the_terms_coincide(name):
     parts = [out[key] for key in ("loss_objective", "loss_actor", "loss_entropy") if key in out.keys()]
     options = {"normalize_advantage": False, "value_weight": 0.0, "entropy_weight": sum(entropy.values())}
     options |= {"clip_epsilon": (1.0, 1e6) if name == "kl" else 0.2, "reduction": "sum"}
-    ours = PPOLoss(policy, value_module(ValueHead(32)), **options)(rows)
+    ours = PPOLoss(policy, modules.value_module(modules.ValueHead(32)), **options)(rows)
     mine = gradients(policy, total_loss(ours))
     torch.testing.assert_close(gradients(policy, sum(parts)), mine, rtol=1e-4, atol=1e-5)
 
@@ -79,8 +71,8 @@ def copied():
     torch.manual_seed(0)
     env = WordleEnv(WORDS[:2], guesses=WORDS, batch_size=[256], max_tries=3, seed=0)
     games = env.rollout(3, RandomWordPlayer(WORDS, seed=0), break_when_any_done=False)
-    lm = causal_lm(vocab_size=35, layers=1, width=32, heads=2, max_length=env.row_length + env.action_length)
-    policy = UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, seed=0)
+    lm = modules.causal_lm(vocab_size=35, layers=1, width=32, heads=2, max_length=env.row_length + env.action_length)
+    policy = modules.UtteranceActor(modules.language_actor(lm), env.tokenizer.control, env.action_length, seed=0)
     buffer, loss = row_buffer(rows_from_rollout(games, unfinished="truncate"), 64, seed=0), BCLoss(policy)
     list(train_steps(loss, buffer.sample, adamw(loss, 1e-2), steps=80))
     return policy
@@ -94,11 +86,11 @@ def test_they_learn_wordle(copied, name):
     policy, epochs, updater = copy.deepcopy(copied), 2 if name in ("ppo", "kl") else 1, None
     env = WordleEnv(WORDS[:2], guesses=WORDS, batch_size=[32], max_tries=3, seed=1)
     if name == "grpo":
-        loss = GRPOLoss(RowTokenActor(policy), entropy_bonus=False)
+        loss = GRPOLoss(modules.RowTokenActor(policy), entropy_bonus=False)
         loss.set_keys(action="tokens", sample_log_prob="token_log_prob")
     else:
         options = {"delay_actor": True, "dtarg": 0.1} if name == "kl" else {}
-        loss = LOSSES[name](policy, row_value_module(policy, ValueHead(32)), **options)
+        loss = LOSSES[name](policy, modules.row_value_module(policy, modules.ValueHead(32)), **options)
         estimate = GAE(gamma=0.99, lmbda=0.95, value_network=loss.critic_network, deactivate_vmap=True)
         updater = HardUpdate(loss, value_network_update_interval=epochs) if name == "kl" else None
     optimizer, returns = adamw(loss, 2e-3, weight_decay=0.0), []
@@ -137,7 +129,7 @@ def test_entropy_and_its_gradient_are_unbiased():
     """Against the sum over all seven utterances of up to two letters."""
     tokenizer = CharTokenizer.from_alphabet("ab")
     lm, end, pad = tiny_lm(vocab_size=tokenizer.vocab_size), tokenizer.control.end_of_action, tokenizer.control.pad
-    policy = UtteranceActor(language_actor(lm), tokenizer.control, 3, temperature=0.3, seed=0)
+    policy = modules.UtteranceActor(modules.language_actor(lm), tokenizer.control, 3, temperature=0.3, seed=0)
     every = [[end, pad, pad], [0, end, pad], [1, end, pad], *([a, b, end] for a in (0, 1) for b in (0, 1))]
     row = TensorDict(tokens=torch.tensor([[0, 1, 1]]), attention_mask=torch.ones(1, 3).bool(), batch_size=[1])
     log_prob = policy.get_dist(row).log_prob(torch.tensor(every)[:, None])  # sample dimensions

@@ -8,17 +8,10 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.objectives import HardUpdate, SoftUpdate
 
-from tests.objectives.conftest import VOCAB, WIDTH, losses_of, make_actor, make_ilql, make_tied, total
+from tests.objectives.models import VOCAB, WIDTH, losses_of, make_actor, make_ilql, make_tied, total
 from tests.objectives.test_contract import assert_same
-from torchrl_lang.modules import (
-    QValueHead,
-    TiedQValueHead,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
+from torchrl_lang import modules
+from torchrl_lang.modules import QValueHead, ValueHead, causal_lm, language_actor, qvalue_module, value_module
 from torchrl_lang.objectives import BCLoss, ILQLLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:No target network updater")
@@ -143,7 +136,7 @@ def test_an_embedding_outside_of_the_loss_is_refused():
     lm, value_lm = (causal_lm("llama", vocab_size=12, layers=1, width=16, heads=2, max_length=32) for _ in range(2))
 
     def make(embedding):
-        head, trunk = TiedQValueHead(16, embedding), language_actor(value_lm)[0]
+        head, trunk = modules.TiedQValueHead(16, embedding), language_actor(value_lm)[0]
         return ILQLLoss(language_actor(lm), qvalue_module(head), value_module(ValueHead(16)), value_trunk=trunk)
 
     make(value_lm.get_input_embeddings())

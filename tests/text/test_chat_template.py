@@ -10,21 +10,8 @@ from itertools import pairwise
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from tests.data.chat_templates import (
-    CHATML,
-    EXACT,
-    FIRST_PROMPT_ONLY,
-    IM,
-    LLAMA2,
-    MARKERS,
-    MISTRAL_LAST,
-    PIECES,
-    QWEN3_TOOLS,
-    TOOL_CHATML,
-    Family,
-    chat,
-    tokenizer_of,
-)
+from tests.data import chat_templates as templates
+from tests.data.chat_templates import CHATML, EXACT, FIRST_PROMPT_ONLY, IM, MISTRAL_LAST, Family, chat, tokenizer_of
 from tests.rows import to_row
 from torchrl_lang.modules import causal_lm
 from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, from_row, to_rows
@@ -49,7 +36,7 @@ def test_a_system_prompt_and_tools_stand_in_the_opening():
     assert RowFormat.from_chat_template(source, default_system="Hi.").opening.startswith("<|im_start|>system\nHi.")
 
 
-FAMILIES = EXACT | {"responses": Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>")}
+FAMILIES = EXACT | {"responses": Family(templates.TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>")}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -89,7 +76,7 @@ def test_dialogues_equal_the_template(source):
     """Where the template writes one message of the user around several answers of tools, too."""
     row_format = RowFormat.from_chat_template(source)
     tokenizer, equal_ids = ChatTokenizer(source, row_format), 0
-    for turns in dialogues(row_format, PIECES, 30):
+    for turns in dialogues(row_format, templates.PIECES, 30):
         text = source.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=True)
         assert row_format.render(messages(turns)) == text
         ids = real_ids(to_row(Episode(turns, terminated=False), tokenizer, 1500))
@@ -110,7 +97,7 @@ def test_dialogues_survive_rows_and_back(source):
     row_format = RowFormat.from_chat_template(source)
     tokenizer, added = ChatTokenizer(source, row_format), set(source.added_tokens_decoder)
     allowed = {source.convert_tokens_to_ids(name) for name in ("<think>", "<tool_call>")}  # the agent's
-    for case, turns in enumerate(dialogues(row_format, [*PIECES, *MARKERS], 40)):
+    for case, turns in enumerate(dialogues(row_format, [*templates.PIECES, *templates.MARKERS], 40)):
         clean = [row_format.clean_action if turn.by_agent else row_format.clean_text for turn in turns]
         turns = [Turn(c(t.text), t.reward, role=t.role) for c, t in zip(clean, turns, strict=True)]
         terminated, truncated = case % 3 == 0, case % 3 == 1
@@ -141,15 +128,15 @@ def test_one_row_with_all_thoughts_where_history_is_kept(name):
     source = tokenizer_of(family)
     row_format = RowFormat.from_chat_template(source, history="kept", **family.options)
     tokenizer = ChatTokenizer(source, row_format)
-    expected = source.apply_chat_template(
-        chat("hi there"), add_generation_prompt=True, return_dict=False, **family.options
-    )
+    given = {"add_generation_prompt": True, "return_dict": False, **family.options}
+    expected = source.apply_chat_template(chat("hi there"), **given)
     assert tokenizer.encode_opening("hi there") == expected
     assert row_format.render(chat("hi", "<think>so</think>yo", "and")).count("so") == 1  # kept
     assert not row_format.rewrites
 
 
-REWRITTEN = {**FIRST_PROMPT_ONLY, "qwen3 with tools": replace(FIRST_PROMPT_ONLY["qwen3"], template=QWEN3_TOOLS)}
+WITH_TOOLS = replace(FIRST_PROMPT_ONLY["qwen3"], template=templates.QWEN3_TOOLS)
+REWRITTEN = {**FIRST_PROMPT_ONLY, "qwen3 with tools": WITH_TOOLS}
 
 
 @pytest.mark.parametrize("name", REWRITTEN)
@@ -210,7 +197,7 @@ def test_what_the_generation_prompt_ends_with_is_not_written_twice(name, text, r
 @pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
-        (Family(LLAMA2, ("</s>",), "</s>", bos="<s>"), {}, "does not begin with a special token"),
+        (Family(templates.LLAMA2, ("</s>",), "</s>", bos="<s>"), {}, "does not begin with a special token"),
         (Family(MISTRAL_LAST, ("</s>",), "</s>", bos="<s>"), {"system": "Play."}, "changes the text before the first"),
         (EXACT["gemma"], {"system": "Play."}, "System role not supported"),
         (Family("{{ messages[-1].content }}", IM, "<|im_end|>"), {}, "not once"),
@@ -243,17 +230,12 @@ def test_damaged_episodes():
     endless, end = row.clone(), int(row["agent_mask"].nonzero()[-1])
     endless["tokens"][end] = tokenizer.encode("b")[0]
     endless["attention_mask"][end + 1] = True
-    joined = Episode([Turn("a", tokens=(1, 2)), Turn("b")], True)
+    late, twice = [Turn("a"), Turn("b", role="system")], [Turn("s", role="system"), Turn("a")]
+    joined = [Turn("a", tokens=(1, 2)), Turn("b")]
     for call, message in (
-        (
-            lambda: to_row(Episode([Turn("a"), Turn("b", role="system")], True), tokenizer, 9),
-            "'user>system'.*of the user",
-        ),
-        (lambda: to_row(joined, tokenizer, 100), "2 turns of the environment follow each other"),
-        (
-            lambda: to_row(Episode([Turn("s", role="system"), Turn("a")], True), brief, 9),
-            "'start>system'.*has a system",
-        ),
+        (lambda: to_row(Episode(late, True), tokenizer, 9), "'user>system'.*of the user"),
+        (lambda: to_row(Episode(joined, True), tokenizer, 100), "2 turns of the environment follow each other"),
+        (lambda: to_row(Episode(twice, True), brief, 9), "'start>system'.*has a system"),
         (lambda: from_row(row.exclude("terminated"), tokenizer), "terminated"),
         (lambda: from_row(endless, tokenizer), "has no end token"),
         (lambda: ChatTokenizer(tokenizer_of(EXACT["llama3"]), tokenizer.row_format), "not a special token of this"),

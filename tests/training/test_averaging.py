@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.objectives.conftest import make_ilql
+from tests.objectives.models import make_ilql
 from torchrl_lang.training import WeightAverage
 
 

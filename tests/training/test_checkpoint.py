@@ -11,7 +11,7 @@ import torch
 from torchrl.objectives import SoftUpdate
 
 from tests.kills import kills
-from tests.objectives.conftest import make_ilql
+from tests.objectives.models import make_ilql
 from torchrl_lang.training import Checkpointer, RandomState, adamw
 from torchrl_lang.training.state import CheckpointError
 

@@ -8,7 +8,7 @@ from torchrl.collectors import Collector
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
-from tests.objectives.conftest import LOSSES, rows_for
+from tests.objectives.models import LOSSES, rows_for
 from torchrl_lang.data import EpisodeRows, row_buffer
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, value_module

@@ -11,8 +11,8 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
-from tests.transforms.conftest import assert_adjusted, drifted, make_actor, make_env
 from tests.transforms.test_rows import jitter, speaker, wordle
+from tests.transforms.world import assert_adjusted, drifted, make_actor, make_env
 from torchrl_lang.data import EpisodeRows
 from torchrl_lang.envs import check_language_env
 from torchrl_lang.transforms import ConstantKLController, KLConstrainedTransform, RowReference, frozen_copy

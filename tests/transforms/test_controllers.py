@@ -15,20 +15,13 @@ import torchrl.data
 from torch import nn
 
 from tests.processes import METHOD
-from torchrl_lang.modules.controllers import (
-    AdaptiveKLController,
-    ConstantKLController,
-    KLController,
-    LagrangeKLController,
-    ScheduledKLController,
-    as_controller,
-)
+from torchrl_lang.modules import controllers
 
 MAKERS = {
-    "constant": lambda: ConstantKLController(0.3),
-    "scheduled": lambda: ScheduledKLController([(2, 1.0), (10, 0.2)]),
-    "adaptive": lambda: AdaptiveKLController(0.3, target=2.0, horizon=20),
-    "lagrange": lambda: LagrangeKLController(0.3, target=2.0, proportional=0.05),
+    "constant": lambda: controllers.ConstantKLController(0.3),
+    "scheduled": lambda: controllers.ScheduledKLController([(2, 1.0), (10, 0.2)]),
+    "adaptive": lambda: controllers.AdaptiveKLController(0.3, target=2.0, horizon=20),
+    "lagrange": lambda: controllers.LagrangeKLController(0.3, target=2.0, proportional=0.05),
 }
 
 
@@ -51,7 +44,7 @@ def coef_of(controller):
 )
 @pytest.mark.parametrize("kl", [0.0, 50.0])
 def test_schedule_is_linear_between_knots(seen, expected, kl):
-    controller = ScheduledKLController([(10, 1.0), (20, 0.0), (40, 0.5)])
+    controller = controllers.ScheduledKLController([(10, 1.0), (20, 0.0), (40, 0.5)])
     assert coef_of(controller) == 1.0
     controller.update(kl, n=seen)
     assert int(controller.step) == seen
@@ -65,7 +58,7 @@ def test_schedule_is_linear_between_knots(seen, expected, kl):
     + [(9.0, 1, 0.501), (9.0, 100, 0.6), (9.0, 10**9, 0.6), (0.0, 10**9, 0.4)],  # one horizon at most
 )
 def test_adaptive_rule(kl, n, expected):
-    controller = AdaptiveKLController(0.5, target=2.0, horizon=100)
+    controller = controllers.AdaptiveKLController(0.5, target=2.0, horizon=100)
     controller.update(kl, n)
     assert coef_of(controller) == pytest.approx(expected)
 
@@ -73,28 +66,28 @@ def test_adaptive_rule(kl, n, expected):
 def test_the_arguments_of_torchrl_s_controllers():
     """Its list holds rewards ``-coef * KL``, ours takes their mean divergence and their number."""
     options = {"init_kl_coef": 0.5, "target": 2.0, "horizon": 100}
-    ours, theirs = AdaptiveKLController(**options), torchrl.data.AdaptiveKLController(**options)
+    ours, theirs = controllers.AdaptiveKLController(**options), torchrl.data.AdaptiveKLController(**options)
     for kl in ([1.0, 3.0, 2.3], [9.0], [0.0] * 50, [2.5, 1.7]):
         with pytest.raises(TypeError, match=r"one number.* update\(-mean / coef"):
             ours.update(kl)
         theirs.update([-theirs.coef * value for value in kl])
         ours.update(sum(kl) / len(kl), n=len(kl))
         assert coef_of(ours) == pytest.approx(float(theirs.coef), rel=1e-5)
-    assert coef_of(ConstantKLController(kl_coef=0.25)) == 0.25
-    ConstantKLController(0.25).update()  # as TorchRL's
+    assert coef_of(controllers.ConstantKLController(kl_coef=0.25)) == 0.25
+    controllers.ConstantKLController(0.25).update()  # as TorchRL's
     for make, match in (
-        (lambda: ConstantKLController(kl_coef=0.1, model=nn.Linear(1, 1)), "has no argument 'model'"),
-        (lambda: ConstantKLController(0.1).update(kl_values=[0.1, 0.2]), r"give update\(-mean / coef, n="),
-        (lambda: ConstantKLController(kl_coef=0.1, coef=0.1), "kl_coef is TorchRL's name of coef"),
-        (lambda: AdaptiveKLController(target=1.0), "missing .* 'coef'"),
-        (lambda: ConstantKLController(theirs), "one number .*torchrl_lang.transforms.Adaptive"),
+        (lambda: controllers.ConstantKLController(kl_coef=0.1, model=nn.Linear(1, 1)), "has no argument 'model'"),
+        (lambda: controllers.ConstantKLController(0.1).update(kl_values=[0.1, 0.2]), r"give update\(-mean / coef, n="),
+        (lambda: controllers.ConstantKLController(kl_coef=0.1, coef=0.1), "kl_coef is TorchRL's name of coef"),
+        (lambda: controllers.AdaptiveKLController(target=1.0), "missing .* 'coef'"),
+        (lambda: controllers.ConstantKLController(theirs), "one number .*torchrl_lang.transforms.Adaptive"),
     ):
         with pytest.raises(TypeError, match=match):
             make()
 
 
 def test_adaptive_stays_within_its_bounds_and_comes_back():
-    controller = AdaptiveKLController(0.5, target=1.0, horizon=1, min_coef=0.25, max_coef=0.75)
+    controller = controllers.AdaptiveKLController(0.5, target=1.0, horizon=1, min_coef=0.25, max_coef=0.75)
     for kl, bound, back in ((9.0, 0.75, 0.6), (0.0, 0.25, 0.3)):
         for _ in range(20):
             controller.update(kl)
@@ -105,7 +98,7 @@ def test_adaptive_stays_within_its_bounds_and_comes_back():
 
 # target 2, lr 0.1, proportional 0.5: lambda and the coefficient after each update.
 def test_lagrange_rule():
-    controller = LagrangeKLController(0.2, target=2.0, lr=0.1, proportional=0.5, max_coef=1.5)
+    controller = controllers.LagrangeKLController(0.2, target=2.0, lr=0.1, proportional=0.5, max_coef=1.5)
     table = [
         (4.0, 0.4, 1.4),  # 0.2 + 0.1 * 2; 0.4 + 0.5 * 2
         (2.0, 0.4, 0.4),
@@ -155,11 +148,11 @@ def test_what_is_not_one_number_is_refused_in_words(make, value):
     with pytest.raises(TypeError, match=r"kl must be one number in nats .*, got"):
         make().update(value)
     with pytest.raises(TypeError, match=r"coef must be one number .*, got"):
-        ConstantKLController(value)
+        controllers.ConstantKLController(value)
 
 
 def test_a_rule_of_ones_own():
-    class Halving(KLController):
+    class Halving(controllers.KLController):
         def _update(self, kl, n):
             self.coef.fill_(float(self.coef) / 2**n)
 
@@ -170,19 +163,19 @@ def test_a_rule_of_ones_own():
 
 def test_a_controller_stays_itself_and_anything_else_is_refused(make):
     controller = make()
-    assert as_controller(controller) is controller
+    assert controllers.as_controller(controller) is controller
     with pytest.raises(TypeError, match=r"got '0\.1'"):
-        as_controller("0.1")
+        controllers.as_controller("0.1")
 
 
 BAD = [
-    lambda: ConstantKLController(-0.1),
-    lambda: ConstantKLController(1e39),
-    lambda: ScheduledKLController([]),
-    lambda: ScheduledKLController([(3, 0.0), (2, 1.0)]),
-    lambda: AdaptiveKLController(0.1, target=0.0),
-    lambda: AdaptiveKLController(0.1, target=1.0, min_coef=0.2),
-    lambda: LagrangeKLController(0.1, target=1.0, lr=0.0),
+    lambda: controllers.ConstantKLController(-0.1),
+    lambda: controllers.ConstantKLController(1e39),
+    lambda: controllers.ScheduledKLController([]),
+    lambda: controllers.ScheduledKLController([(3, 0.0), (2, 1.0)]),
+    lambda: controllers.AdaptiveKLController(0.1, target=0.0),
+    lambda: controllers.AdaptiveKLController(0.1, target=1.0, min_coef=0.2),
+    lambda: controllers.LagrangeKLController(0.1, target=1.0, lr=0.0),
 ]
 
 
@@ -199,9 +192,9 @@ def state_of(controller):
     return {name: value.tolist() for name, value in controller.state_dict().items()}
 
 
-def serve(connection, controllers, pickled, unshared):
+def serve(connection, shared, pickled, unshared):
     """A worker: holds the controllers that came by pickle and those in the bytes, updates them, sends state."""
-    held = {"pickle": controllers, "cloudpickle": cloudpickle.loads(pickled)}
+    held = {"pickle": shared, "cloudpickle": cloudpickle.loads(pickled)}
     connection.send(warnings_of(cloudpickle.loads(unshared)))
     while (message := connection.recv()) is not None:
         way, name, kl = message
@@ -213,11 +206,11 @@ def serve(connection, controllers, pickled, unshared):
 @pytest.fixture(scope="module")
 def worker():
     """Shared controllers, a function that asks a spawned process about its own, and the warnings of an unshared one."""
-    controllers = {name: MAKERS[name]().share_memory() for name in SHARED}
+    shared = {name: MAKERS[name]().share_memory() for name in SHARED}
     context = multiprocessing.get_context(METHOD)
     ours, theirs = context.Pipe()
     unshared = cloudpickle.dumps(MAKERS["lagrange"]())
-    arguments = (theirs, controllers, cloudpickle.dumps(controllers), unshared)
+    arguments = (theirs, shared, cloudpickle.dumps(shared), unshared)
     process = context.Process(target=serve, args=arguments, daemon=True)
     process.start()
     theirs.close()
@@ -229,11 +222,11 @@ def worker():
 
     assert ours.poll(120)
     warned = ours.recv()
-    yield controllers, ask, warned
+    yield shared, ask, warned
     ours.send(None)
     process.join(60)
     assert process.exitcode == 0
-    for controller in controllers.values():  # a worker that leaves takes nothing with it
+    for controller in shared.values():  # a worker that leaves takes nothing with it
         assert state_of(cloudpickle.loads(cloudpickle.dumps(controller))) == state_of(controller)
 
 
@@ -241,8 +234,8 @@ def worker():
 @pytest.mark.parametrize("way", ["pickle", "cloudpickle"])
 def test_updates_cross_between_processes_both_ways(worker, way, name):
     """And a checkpoint that is loaded here."""
-    controllers, ask, _ = worker
-    mine = controllers[name]
+    shared, ask, _ = worker
+    mine = shared[name]
     start, before = copy.deepcopy(mine.state_dict()), state_of(mine)
     assert ask(way, name, None) == before
     mine.update(5.0)
@@ -257,7 +250,7 @@ def test_updates_cross_between_processes_both_ways(worker, way, name):
 
 
 def test_the_memory_goes_with_its_last_user():
-    mine = LagrangeKLController(0.5, target=2.0).share_memory()
+    mine = controllers.LagrangeKLController(0.5, target=2.0).share_memory()
     pickled = cloudpickle.dumps(mine)
     theirs = copy.deepcopy(mine)
     del mine
@@ -272,7 +265,7 @@ def test_the_memory_goes_with_its_last_user():
 
 
 def test_a_compiled_reward_sees_later_updates():
-    controller, compilations = LagrangeKLController(0.5, target=2.0).share_memory(), []
+    controller, compilations = controllers.LagrangeKLController(0.5, target=2.0).share_memory(), []
 
     def adjust(reward, kl):
         return reward - controller() * kl

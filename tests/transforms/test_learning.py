@@ -14,12 +14,7 @@ from torchrl.envs import EnvBase, ExplorationType, TransformedEnv, set_explorati
 from torchrl.modules import ProbabilisticActor
 
 from tests.letters import REWARD
-from torchrl_lang.transforms import (
-    AdaptiveKLController,
-    KLConstrainedTransform,
-    KLRewardTransform,
-    LagrangeKLController,
-)
+from torchrl_lang import transforms
 
 
 class Bandit(EnvBase):
@@ -71,7 +66,7 @@ def test_reinforce_finds_the_best_trade_off():
     coef = 0.3
     actor, net = bandit_actor()
     before = net.weight.detach().clone().flatten()
-    for _ in pull(actor, KLRewardTransform(actor, coef), 100):
+    for _ in pull(actor, transforms.KLRewardTransform(actor, coef), 100):
         pass
     best = (before + REWARD / coef).softmax(-1)
     found = net.weight.detach().flatten().softmax(-1)
@@ -81,8 +76,8 @@ def test_reinforce_finds_the_best_trade_off():
 
 TARGET = 0.4  # without a penalty it goes to -log ref(best arm) = 2.8
 CONTROLLERS = {
-    "adaptive": AdaptiveKLController(0.1, target=TARGET, horizon=2048),
-    "lagrange": LagrangeKLController(0.0, target=TARGET, lr=0.05, proportional=2.0),
+    "adaptive": transforms.AdaptiveKLController(0.1, target=TARGET, horizon=2048),
+    "lagrange": transforms.LagrangeKLController(0.0, target=TARGET, lr=0.05, proportional=2.0),
 }
 
 
@@ -90,7 +85,7 @@ CONTROLLERS = {
 def test_controllers_hold_the_divergence_at_its_target(controller):
     actor, net = bandit_actor()
     reference = Categorical(logits=net.weight.detach().clone().flatten())
-    transform = KLConstrainedTransform(actor, CONTROLLERS[controller])
+    transform = transforms.KLConstrainedTransform(actor, CONTROLLERS[controller])
     late = []
     for number, step in enumerate(pull(actor, transform, 200)):
         transform.update(step)

@@ -14,22 +14,9 @@ from torchrl.envs import Compose, InitTracker, ParallelEnv, SerialEnv, TensorDic
 from torchrl.envs.utils import check_env_specs
 from torchrl.modules import LSTMModule, ProbabilisticActor, TanhNormal, set_recurrent_mode
 
-from tests.transforms.conftest import (
-    LinearEnv,
-    drift,
-    frozen_twin,
-    make_recurrent,
-    normal_log_prob,
-    play,
-    recurrent_env,
-)
-from torchrl_lang.transforms import (
-    ActorReference,
-    KLConstrainedTransform,
-    KLRewardTransform,
-    ReferenceModelLogProbTransform,
-    frozen_copy,
-)
+from tests.transforms.world import LinearEnv, drift, frozen_twin, make_recurrent, normal_log_prob, play, recurrent_env
+from torchrl_lang import transforms
+from torchrl_lang.transforms import KLConstrainedTransform, KLRewardTransform, ReferenceModelLogProbTransform
 from torchrl_lang.transforms.language_references import as_policy
 
 cells = pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -82,7 +69,7 @@ def test_another_width_than_the_policys_and_a_second_reference(cell):
     """All three call their states by the same names."""
     actor, wide, twin = make_recurrent(cell), make_recurrent(cell, seed=1, hidden=7), make_recurrent(cell)
     keys = ["observation", "is_init"]
-    first = ReferenceModelLogProbTransform(ActorReference(frozen_copy(wide), in_keys=keys))
+    first = ReferenceModelLogProbTransform(transforms.ActorReference(transforms.frozen_copy(wide), in_keys=keys))
     second = ReferenceModelLogProbTransform(twin, out_key=("second", "lp"))
     env = recurrent_env(actor, (3,), [first, second])
     check_env_specs(env)
@@ -203,7 +190,7 @@ def secretive():
 
 
 def reading(cell, *in_keys):
-    return ActorReference(frozen_copy(make_recurrent(cell)), in_keys=[*in_keys])
+    return transforms.ActorReference(transforms.frozen_copy(make_recurrent(cell)), in_keys=[*in_keys])
 
 
 SEQUENCES = functools.partial(make_recurrent, default_recurrent_mode=True)

@@ -11,20 +11,10 @@ from torch.distributions import Categorical
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.modules import Actor, TanhDelta
 
-from tests.transforms.conftest import drift, make_actor, make_env, play
+from tests.transforms.world import drift, make_actor, make_env, steps_of
+from torchrl_lang import transforms
 from torchrl_lang.modules import LanguageActor
-from torchrl_lang.transforms import (
-    ActorReference,
-    ColumnReference,
-    FunctionReference,
-    KLConstrainedTransform,
-    KLDivergenceTransform,
-    KLRewardTransform,
-    ReferenceModelLogProbTransform,
-    RewardAdjustmentTransform,
-    RowReference,
-    frozen_copy,
-)
+from torchrl_lang.transforms import KLConstrainedTransform, KLDivergenceTransform, ReferenceModelLogProbTransform
 from torchrl_lang.transforms.language_references import as_policy, as_reference
 
 
@@ -32,7 +22,7 @@ def test_the_policy_is_asked_where_the_data_is_silent():
     actor = make_actor("tanh-normal")
     transform = KLConstrainedTransform(actor, policy=actor)
     drift(actor)
-    steps = play(make_env("tanh-normal", (3,)), actor)
+    steps = steps_of(actor)
     expected = transform(steps)["next", "kl"]
     assert (expected != 0).all()
     asked = transform(steps.exclude("action_log_prob"))["next", "kl"]
@@ -46,12 +36,12 @@ STEP = {"ref_log_prob": torch.zeros(2), "action_log_prob": torch.zeros(2), "rewa
     ("transform", "lacks", "message"),
     [
         (ReferenceModelLogProbTransform(make_actor("tanh-normal")), "observation", "reference needs 'observation'"),
-        (ReferenceModelLogProbTransform(ColumnReference("stored")), "stored", "needs 'stored'"),
+        (ReferenceModelLogProbTransform(transforms.ColumnReference("stored")), "stored", "needs 'stored'"),
         (KLDivergenceTransform(), "ref_log_prob", "Put ReferenceModelLogProbTransform before"),
         (KLDivergenceTransform(mask_key="mask"), "mask", "tokens that count"),
         (KLDivergenceTransform(log_prob_key="mine"), "mine", "log_prob_key="),
-        (RewardAdjustmentTransform(), "kl", "Put KLDivergenceTransform before"),
-        (RewardAdjustmentTransform(kl_key="ref_log_prob", reward_key="score"), "score", "reward_key="),
+        (transforms.RewardAdjustmentTransform(), "kl", "Put KLDivergenceTransform before"),
+        (transforms.RewardAdjustmentTransform(kl_key="ref_log_prob", reward_key="score"), "score", "reward_key="),
     ],
 )
 def test_a_missing_entry_is_named(transform, lacks, message):
@@ -77,14 +67,14 @@ def steps(actor, n=16):
 def test_a_column_of_the_data():
     actor = make_actor("categorical")
     data = steps(actor)
-    data["stored"] = ActorReference(frozen_copy(actor)).log_prob(data, data.copy())
+    data["stored"] = transforms.ActorReference(transforms.frozen_copy(actor)).log_prob(data, data.copy())
     data = drift(actor)(data)
     data["reward"] = torch.zeros(16, 1)
     out = KLConstrainedTransform("stored")(data.copy())
     torch.testing.assert_close(out["reward"], -(data["action_log_prob"] - data["stored"]).unsqueeze(-1))
     assert "ref_log_prob" in out.keys()
     for make, error, match in (
-        (lambda: KLConstrainedTransform(ColumnReference("elsewhere"))(data.copy()), KeyError, "'elsewhere'"),
+        (lambda: KLConstrainedTransform(transforms.ColumnReference("elsewhere"))(data.copy()), KeyError, "'elsewhere'"),
         (lambda: KLConstrainedTransform("stored", action_key="move"), ValueError, "for actors: a ColumnReference"),
         (lambda: KLConstrainedTransform(nn.Linear(3, 4)), TypeError, "is an actor with get_dist, .*, got Linear"),
     ):
@@ -105,7 +95,7 @@ def test_a_function_and_a_module():
 
     module = Score(1, 1)
     expected = module(data).detach()
-    transform = ReferenceModelLogProbTransform(FunctionReference(module))
+    transform = ReferenceModelLogProbTransform(transforms.FunctionReference(module))
     with torch.no_grad():
         module.weight.fill_(5.0)
     found = transform(data.copy())["ref_log_prob"]
@@ -135,12 +125,12 @@ def test_the_class_of_an_actor_decides_what_is_scored():
     """Not the names of its entries: this one reads tokens and writes no "action", but one move a step."""
     actor = reads_tokens(ProbabilisticTensorDictSequential)
     reference = as_reference(actor)
-    assert type(reference) is ActorReference
+    assert type(reference) is transforms.ActorReference
     assert reference.action_keys.action == ("move",)
     data = actor(TensorDict(tokens=torch.randint(7, (5, 3)), batch_size=[5]))
     torch.testing.assert_close(reference.log_prob(data, data), data["move_log_prob"].detach())
-    assert type(as_reference(reads_tokens(LanguageActor))) is RowReference
-    assert type(as_policy(reads_tokens(LanguageActor))) is RowReference
+    assert type(as_reference(reads_tokens(LanguageActor))) is transforms.RowReference
+    assert type(as_policy(reads_tokens(LanguageActor))) is transforms.RowReference
     with pytest.raises(KeyError, match=r"'move'.*RowReference\(frozen_copy\(actor\)\)"):
         reference.log_prob(data.exclude("move"), data)
     with pytest.raises(ValueError, match="for actors: a RowReference has its own"):
@@ -151,14 +141,14 @@ def test_the_class_of_an_actor_decides_what_is_scored():
     "make",
     [
         lambda: Actor(nn.Linear(3, 2)),
-        lambda: frozen_copy(Actor(nn.Linear(3, 2))),
-        lambda: frozen_copy(TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action"])),
+        lambda: transforms.frozen_copy(Actor(nn.Linear(3, 2))),
+        lambda: transforms.frozen_copy(TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action"])),
         lambda: reads_tokens(ProbabilisticTensorDictSequential, distribution_class=TanhDelta),
     ],
 )
 def test_a_deterministic_actor_is_refused_at_once(make):
     with pytest.raises(TypeError, match=r"no distribution of actions.* use TorchRL's ProbabilisticActor"):
-        KLRewardTransform(make())
+        transforms.KLRewardTransform(make())
 
 
 def test_two_references_in_one_place():
@@ -170,7 +160,7 @@ def test_two_references_in_one_place():
     second = Compose(
         ReferenceModelLogProbTransform(other, out_key="style_ref"),
         KLDivergenceTransform(out_key="style_kl", **logs),
-        RewardAdjustmentTransform(0.25, kl_key="style_kl", raw_key="once"),
+        transforms.RewardAdjustmentTransform(0.25, kl_key="style_kl", raw_key="once"),
     )
     out = second(once)
     torch.testing.assert_close(out["once"], once["reward"])

@@ -13,40 +13,18 @@ from torchrl.data import Binary, Composite
 from torchrl.envs import TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
-from tests.transforms.conftest import (
-    COEF,
-    HORIZON,
-    RANDOM,
-    LinearEnv,
-    drift,
-    drifted,
-    linear,
-    log_prob_by_hand,
-    make_actor,
-    make_env,
-    play,
-)
-from torchrl_lang.transforms import (
-    AdaptiveKLController,
-    KLConstrainedTransform,
-    KLDivergenceTransform,
-    KLLimitTransform,
-    LagrangeKLController,
-    RewardAdjustmentTransform,
-)
-
-
-def steps_of(actor):
-    return play(make_env("tanh-normal", (3,)), actor)
+from tests.transforms import world
+from torchrl_lang import transforms
+from torchrl_lang.transforms import KLDivergenceTransform, KLLimitTransform, RewardAdjustmentTransform
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "exact"])
 def test_a_reward_carries_no_gradient(estimator):
     """Whatever the data carry, and with a policy that is run or whose parameters are in the data."""
-    actor = make_actor("tanh-normal")
-    transform = KLConstrainedTransform(actor, estimator=estimator, policy=actor)
-    drift(actor)
-    steps = actor(steps_of(actor).exclude("action", "action_log_prob"))
+    actor = world.make_actor("tanh-normal")
+    transform = transforms.KLConstrainedTransform(actor, estimator=estimator, policy=actor)
+    world.drift(actor)
+    steps = actor(world.steps_of(actor).exclude("action", "action_log_prob"))
     assert steps["action_log_prob"].requires_grad
     out = transform(steps)["next"]
     assert not any(out[key].requires_grad for key in ("reward", "kl", "ref_log_prob") if key in out.keys())
@@ -89,26 +67,26 @@ def test_per_sequence_sums_what_counts():
 
 def test_heads_in_modules_of_their_own():
     """Two probabilistic modules in a row: both actions are scored, and both log-probabilities are the policy's."""
-    nets = [TensorDictModule(linear(n, seed=n), in_keys=["observation"], out_keys=[f"logits_{n}"]) for n in (2, 4)]
-    options = {"distribution_class": D.Categorical, **RANDOM}
+    nets = [TensorDictModule(world.linear(n, n), in_keys=["observation"], out_keys=[f"logits_{n}"]) for n in (2, 4)]
+    options = {"distribution_class": D.Categorical, **world.RANDOM}
     heads = [
         ProbabilisticTensorDictModule(in_keys={"logits": f"logits_{n}"}, out_keys=[f"action_{n}"], **options)
         for n in (2, 4)
     ]
     actor = ProbabilisticTensorDictSequential(*nets, *heads)
-    transform = KLConstrainedTransform(actor)
+    transform = transforms.KLConstrainedTransform(actor)
     steps = actor(TensorDict(observation=torch.randn(5, 3), reward=torch.zeros(5, 1), batch_size=[5]))
     torch.testing.assert_close(transform(steps)["kl"], torch.zeros(5))
-    out = transform(drift(actor)(steps))
+    out = transform(world.drift(actor)(steps))
     log_prob = out["action_2_log_prob"] + out["action_4_log_prob"]
     torch.testing.assert_close(out["kl"], log_prob - out["ref_log_prob"])
     assert (out["kl"] != 0).all()
 
 
 def test_a_copied_policy_does_not_run_stale():
-    actor = make_actor("tanh-normal")
-    transform = KLConstrainedTransform(actor, estimator="exact", policy=actor)
-    steps = steps_of(actor)
+    actor = world.make_actor("tanh-normal")
+    transform = transforms.KLConstrainedTransform(actor, estimator="exact", policy=actor)
+    steps = world.steps_of(actor)
     copied = pickle.loads(pickle.dumps(transform))  # noqa: S301
     torch.testing.assert_close(copied(steps)["next", "kl"], torch.zeros(3, 8))  # from parameters in the data
     with pytest.raises(RuntimeError, match="copy of the policy"):
@@ -126,11 +104,11 @@ def test_rewards_of_any_type_lose_nothing_of_the_penalty(dtype):
 
 def test_a_coefficient_of_zero_forgives_everything():
     data = TensorDict(reward=torch.ones(2, 1), kl=torch.tensor([torch.inf, 1.0]), batch_size=[2])
-    out = RewardAdjustmentTransform(LagrangeKLController(0.0, target=1.0))(data)
+    out = RewardAdjustmentTransform(transforms.LagrangeKLController(0.0, target=1.0))(data)
     assert out["reward"].flatten().tolist() == [1.0, 1.0]
     assert RewardAdjustmentTransform(0.1)(data)["reward"][0] < -1e30
     with pytest.raises(ValueError, match="1 of 2"):
-        RewardAdjustmentTransform(AdaptiveKLController(0.1, target=1.0)).update(out)
+        RewardAdjustmentTransform(transforms.AdaptiveKLController(0.1, target=1.0)).update(out)
 
 
 def test_padded_steps_are_not_measured():
@@ -138,7 +116,7 @@ def test_padded_steps_are_not_measured():
     kl = torch.tensor([[3.0, 3.0], [3.0, 0.0]])
     next_step = {"reward": torch.zeros(2, 2, 1), "kl": kl}
     data = TensorDict({"collector": {"mask": mask}, "next": next_step}, batch_size=[2, 2])
-    by_hand, by_batch = (AdaptiveKLController(0.1, target=1.0, horizon=100) for _ in range(2))
+    by_hand, by_batch = (transforms.AdaptiveKLController(0.1, target=1.0, horizon=100) for _ in range(2))
     by_hand.update(3.0, n=3)
     RewardAdjustmentTransform(by_batch).update(data)
     assert by_batch.coef == by_hand.coef != 0.1
@@ -166,17 +144,17 @@ ENDS = ("done", "terminated")
 @pytest.mark.parametrize("truncated", [True, False])
 def test_truncates_at_the_step_at_which_the_sum_passes(truncated):
     """Replayed by hand: sums start anew after each reset, partial ones included; the end of a task is no truncation."""
-    transform, actor, _ = drifted(limit=LIMIT, estimator="k3", missing="zero")
-    env = TransformedEnv(make_env("tanh-normal", (16,), truncated=truncated), transform)
+    transform, actor, _ = world.drifted(limit=LIMIT, estimator="k3", missing="zero")
+    env = TransformedEnv(world.make_env("tanh-normal", (16,), truncated=truncated), transform)
     check_env_specs(env)
-    steps = play(env, actor, 12)
+    steps = world.play(env, actor, 12)
     out = steps["next"]
     total = torch.zeros(16, 1)
     for t in range(12):
         assert torch.equal(steps["episode_kl"][:, t], total)
         total = total + out["kl"][:, t, None]
         torch.testing.assert_close(out["episode_kl"][:, t], total)
-        passed, ended = total > LIMIT, steps["count"][:, t] + 1 >= HORIZON
+        passed, ended = total > LIMIT, steps["count"][:, t] + 1 >= world.HORIZON
         for key, expected in (("truncated", passed), ("terminated", ended), ("done", passed | ended)):
             assert torch.equal(out[key][:, t], expected)
         total = torch.where(out["done"][:, t], 0.0, total)
@@ -192,7 +170,7 @@ def test_a_row_that_passed_stays_out():
     assert out["within_kl_limit"].tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
 
 
-class AgentsEnv(LinearEnv):
+class AgentsEnv(world.LinearEnv):
     """Two agents, each with a reward and a ``done`` of its own; the second has one step more."""
 
     def __init__(self, batch_size=(), *, root=False, **options):
@@ -207,7 +185,7 @@ class AgentsEnv(LinearEnv):
 
     def _step(self, tensordict):
         out = super()._step(tensordict)
-        last = torch.tensor([[HORIZON], [HORIZON + 1]])
+        last = torch.tensor([[world.HORIZON], [world.HORIZON + 1]])
         done = out["count"].unsqueeze(-2) >= last
         for name in ENDS:
             out["agents", name] = done.clone()
@@ -220,17 +198,17 @@ class AgentsEnv(LinearEnv):
 @pytest.mark.parametrize("root", [False, True])
 def test_each_agent_has_its_own_limit_and_reward(root):
     """Where ``done`` stands in the agents' group; numbers worked out from the steps."""
-    transform, actor, before = drifted("agents", estimator="k3", limit=LIMIT, missing="zero")
+    transform, actor, before = world.drifted("agents", estimator="k3", limit=LIMIT, missing="zero")
     env = TransformedEnv(AgentsEnv((16,), root=root), transform)
     check_env_specs(env)
-    steps = play(env, actor, 6)
+    steps = world.play(env, actor, 6)
     out = steps["next", "agents"]
-    rho = log_prob_by_hand("agents", before, steps) - log_prob_by_hand("agents", actor, steps)
+    rho = world.log_prob_by_hand("agents", before, steps) - world.log_prob_by_hand("agents", actor, steps)
     kl = (rho.exp() - 1 - rho).unsqueeze(-1)
     torch.testing.assert_close(out["kl"].unsqueeze(-1), kl, rtol=1e-3, atol=1e-3)
     raw = out["observation"].sum(-1, keepdim=True)
     torch.testing.assert_close(out["raw_reward"], raw)
-    torch.testing.assert_close(out["reward"], raw - COEF * kl, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(out["reward"], raw - world.COEF * kl, rtol=1e-3, atol=1e-3)
     total = steps["agents", "episode_kl"] + out["kl"].unsqueeze(-1)
     torch.testing.assert_close(out["episode_kl"], total)
     assert torch.equal(out["truncated"], total > LIMIT)
@@ -248,11 +226,11 @@ def test_each_agent_has_its_own_limit_and_reward(root):
     ],
 )
 def test_done_is_that_of_the_divergences_group_or_the_environments_or_named(kl_key, done_key, expected):
-    env = make_env("tanh-normal")
+    env = world.make_env("tanh-normal")
     env.full_done_spec = Composite({key: Binary(shape=(1,), dtype=torch.bool) for key in ("done", ("b", "done"))})
     env = TransformedEnv(env, KLLimitTransform(LIMIT, kl_key=kl_key, done_key=done_key))
     assert expected in env.observation_spec.keys(True, True)
     flags = ["done", "truncated"] if isinstance(expected, str) else [("b", "done"), ("b", "truncated")]
     assert env.transform.out_keys == [expected, *flags]
     with pytest.raises(KeyError, match="done_key="):
-        _ = TransformedEnv(make_env("tanh-normal"), KLLimitTransform(LIMIT, done_key="other")).observation_spec
+        _ = TransformedEnv(world.make_env("tanh-normal"), KLLimitTransform(LIMIT, done_key="other")).observation_spec

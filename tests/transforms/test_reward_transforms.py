@@ -6,17 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torchrl.collectors import Collector
-from torchrl.envs.transforms import (
-    Compose,
-    DTypeCastTransform,
-    FrameSkipTransform,
-    RewardClipping,
-    RewardScaling,
-    RNDTransform,
-    SuccessReward,
-    TransformedEnv,
-    VecNormV2,
-)
+from torchrl.envs import transforms
 
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
 from torchrl_lang.envs import WordleEnv
@@ -35,30 +25,30 @@ class _Float(nn.Module):
         return self.linear(tokens.float().mean(-1, keepdim=True))
 
 
+def in_float64(*more):
+    return transforms.Compose(transforms.DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]), *more)
+
+
 WRITE = {
-    "Compose": lambda: Compose(RewardScaling(0.5, 3.0), RewardClipping(-1.0, 0.7)),
-    "DTypeCastTransform": lambda: Compose(
-        DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]), RewardScaling(0.1, 7.0)
-    ),
-    "FrameSkipTransform": lambda: FrameSkipTransform(3),
-    "RNDTransform": lambda: RNDTransform(
+    "Compose": lambda: transforms.Compose(transforms.RewardScaling(0.5, 3.0), transforms.RewardClipping(-1.0, 0.7)),
+    "DTypeCastTransform": lambda: in_float64(transforms.RewardScaling(0.1, 7.0)),
+    "FrameSkipTransform": lambda: transforms.FrameSkipTransform(3),
+    "RNDTransform": lambda: transforms.RNDTransform(
         _Float(), _Float(), in_keys=["tokens"], out_keys=["reward"], normalize_obs=False
     ),
-    "SuccessReward": lambda: SuccessReward("terminated", scale=4.0),
-    "VecNormV2": lambda: VecNormV2(in_keys=["reward"]),
+    "SuccessReward": lambda: transforms.SuccessReward("terminated", scale=4.0),
+    "VecNormV2": lambda: transforms.VecNormV2(in_keys=["reward"]),
 }
 OURS = {
     "LivingCost": lambda: LivingCost(0.25),
-    "LivingCost of float64": lambda: Compose(
-        DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]), LivingCost(0.25)
-    ),
+    "LivingCost of float64": lambda: in_float64(LivingCost(0.25)),
     "EntryReward": lambda: EntryReward({"terminated": 3.0, "truncated": -2.0}),
 }
 
 
 def play(transform, seed=0):
     torch.manual_seed(seed)
-    env = TransformedEnv(WordleEnv(WORDS, batch_size=[4], max_tries=3, seed=seed), transform)
+    env = transforms.TransformedEnv(WordleEnv(WORDS, batch_size=[4], max_tries=3, seed=seed), transform)
     options = {"frames_per_batch": 28, "total_frames": 56, "auto_register_policy_transforms": False}
     collector = Collector(env, RandomWordPlayer(WORDS, seed=seed), **options)
     batches = [steps.clone() for steps in collector]

@@ -19,16 +19,14 @@ TOKENIZER = CharTokenizer.from_alphabet("abc")
 
 def games(seed=0, group_size=4):
     env = WordleEnv(WORDS, batch_size=[16], group_size=group_size, seed=seed)
-    return rows_from_rollout(
-        env.rollout(6, RandomWordPlayer(WORDS, seed=seed), break_when_any_done=False), unfinished="drop"
-    )
+    steps = env.rollout(6, RandomWordPlayer(WORDS, seed=seed), break_when_any_done=False)
+    return rows_from_rollout(steps, unfinished="drop")
 
 
 def rows_of(rewards, groups):
     """Rows of turns ``a</a>`` with a reply between them; rewards of each turn."""
-    episodes = [
-        Episode([turn for r in row for turn in (Turn("b"), Turn("a", reward=r))], terminated=True) for row in rewards
-    ]
+    turns = ([turn for reward in row for turn in (Turn("b"), Turn("a", reward))] for row in rewards)
+    episodes = [Episode(each, terminated=True) for each in turns]
     return to_rows(episodes, TOKENIZER, 16).set("group", torch.tensor(groups))
 
 

@@ -8,19 +8,13 @@ from tensordict import TensorDict
 from torch.distributions import Categorical, kl_divergence
 
 from tests.modules.toys import KINDS, tiny_lm
-from tests.objectives.conftest import make_rows
+from tests.objectives.models import make_rows
+from torchrl_lang import transforms
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import UtteranceActor, language_actor
 from torchrl_lang.modules.frozen.frozen_copy import CurrentPolicy
-from torchrl_lang.transforms import (
-    KLConstrainedTransform,
-    KLDivergenceTransform,
-    ReferenceModelLogProbTransform,
-    RewardAdjustmentTransform,
-    RowReference,
-    frozen_copy,
-)
+from torchrl_lang.transforms import KLDivergenceTransform, ReferenceModelLogProbTransform, RowReference, frozen_copy
 
 CONTROL = WordleEnv(batch_size=[1]).tokenizer.control
 
@@ -135,10 +129,8 @@ def test_the_exact_divergence_of_actors_with_options(options):
     reference = frozen_copy(policy)
     jitter(policy, 0.1 if options.keys() & {"temperature", "forbidden"} else 0.01)
     rows = rows_from_rollout(play(policy, env), unfinished="drop")
-    transform = KLDivergenceTransform(
-        "exact", policy=RowReference(CurrentPolicy(policy)), reference=RowReference(reference)
-    )
-    found = transform(rows.copy())["kl"]
+    actors = {"policy": RowReference(CurrentPolicy(policy)), "reference": RowReference(reference)}
+    found = KLDivergenceTransform("exact", **actors)(rows.copy())["kl"]
     tokens, mask = rows["tokens"], rows["agent_mask"]
     with torch.no_grad():
         p, q = (
@@ -164,8 +156,8 @@ def test_the_whole_penalty_on_the_last_token(per):
     rows["agent_mask"][2] = False
     rows["token_reward"] = rows["token_reward"] * rows["agent_mask"]
     rows["token_log_prob"] = plain_log_prob(tiny_lm(seed=3), rows)
-    spread = KLConstrainedTransform(actor, 0.5)(rows.copy())["token_reward"]
-    out = KLConstrainedTransform(actor, 0.5, per=per, placement="last")(rows.copy())["token_reward"]
+    spread = transforms.KLConstrainedTransform(actor, 0.5)(rows.copy())["token_reward"]
+    out = transforms.KLConstrainedTransform(actor, 0.5, per=per, placement="last")(rows.copy())["token_reward"]
     torch.testing.assert_close(out.sum(-1), spread.sum(-1), atol=1e-4, rtol=1e-4)
     changed = (out != rows["token_reward"]).nonzero().tolist()
     last = {(row, int(mask.nonzero().max())) for row, mask in enumerate(rows["agent_mask"]) if mask.any()}
@@ -178,17 +170,14 @@ def test_errors_say_what_to_do():
     rollout, actor = play(policy, env, 3), policy.decoder.actor
     turns, whole = rows_from_rollout(rollout, unfinished="truncate"), RowReference(frozen_copy(policy))
     scored, exact = ReferenceModelLogProbTransform(actor), KLDivergenceTransform("exact", policy=actor, reference=whole)
+    whole_rows = transforms.RewardAdjustmentTransform(reward_key="token_reward")
     for call, error, match in (
         (lambda: scored(rollout), ValueError, "rows_from_rollout"),
         (lambda: env.append_transform(scored.clone()).reset(), ValueError, "pass an UtteranceActor"),
         (lambda: exact(turns), ValueError, "both be UtteranceActors"),
-        (lambda: KLConstrainedTransform(actor)(rows), KeyError, "token_log_prob"),
+        (lambda: transforms.KLConstrainedTransform(actor)(rows), KeyError, "token_log_prob"),
         (lambda: scored(rows.exclude("agent_mask")), KeyError, "'agent_mask'"),
-        (
-            lambda: RewardAdjustmentTransform(reward_key="token_reward")(rows.set("kl", torch.zeros(6, 1, 1))),
-            ValueError,
-            "placement='last'",
-        ),
+        (lambda: whole_rows(rows.set("kl", torch.zeros(6, 1, 1))), ValueError, "placement='last'"),
     ):
         with pytest.raises(error, match=match):
             call()

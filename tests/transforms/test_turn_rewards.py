@@ -91,17 +91,6 @@ def test_rows_and_rewards_by_hand():
     assert torch.equal(steps["next", "token_reward"][old], steps["token_reward"][old])
 
 
-def test_partial_resets_keep_the_others():
-    env, speaker = paid(4), player()
-    td = env.step(speaker(env.reset()))["next"]
-    assert (td["token_reward"] != 0).any(-1).all()
-    mask = torch.tensor([[True], [False], [True], [False]])
-    fresh = env.reset(td.exclude("reward").set("_reset", mask))
-    kept = ~mask.squeeze(-1)
-    assert torch.equal(fresh["token_reward"][kept], td["token_reward"][kept])
-    assert (fresh["token_reward"][~kept] == 0).all()
-
-
 @pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, mp_start_method="fork")])
 def test_in_workers_and_over_them(kind):
     inside = kind(2, [partial(paid, 3, 0), partial(paid, 3, 1)])
