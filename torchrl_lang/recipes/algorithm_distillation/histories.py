@@ -169,14 +169,14 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
     Raises:
         ValueError: the recorded history has none of these tasks, or does not fit, see :func:`recording_of`.
     """
-    family = TaskFamily(options)
+    family, streams = TaskFamily(options), options.streams or FAMILIES[options.env].streams
     recorded = None if options.history is None else _recorded(options, options.history)
 
     def draw(number: int) -> HistoryWindows:
         own = seed * 1_000_003 + number  # with the same one, the same streams and starts would be read each time
         history = recorded
         if history is None:
-            source = source_on(options, family.env(family.split.train, options.streams), seed=own)
+            source = source_on(options, family.env(family.split.train, streams), seed=own)
             history = LearningHistory(source.history(), source.tasks)
         return HistoryWindows(history, length, skip_episodes=skipped(options), at_episode_start=True, seed=own)
 

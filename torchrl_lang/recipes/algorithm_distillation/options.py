@@ -28,12 +28,14 @@ class _FamilyDefaults(NamedTuple):
     episode_length: int
     """A bandit's episodes are short, as their ends mean nothing to it."""
     source: SourceName
+    streams: int
+    """Keys and doors have many tasks."""
 
 
 FAMILIES: dict[FamilyName, _FamilyDefaults] = {
-    "dark_room": _FamilyDefaults(20, "posterior"),
-    "dark_key_door": _FamilyDefaults(50, "q_learning"),
-    "bandit": _FamilyDefaults(10, "ucb"),
+    "dark_room": _FamilyDefaults(20, "posterior", 100),
+    "dark_key_door": _FamilyDefaults(50, "posterior", 1),
+    "bandit": _FamilyDefaults(10, "ucb", 100),
 }
 
 
@@ -58,12 +60,10 @@ class FamilyOptions(Options):
 class HistoryOptions(FamilyOptions):
     """Options of the histories."""
 
-    source: SourceName | None = option(
-        None, "algorithm that makes the histories; none: posterior (dark_key_door: q_learning, bandit: ucb)"
-    )
+    source: SourceName | None = option(None, "algorithm that makes the histories; none: posterior (bandit: ucb)")
     history_episodes: int | None = option(None, "episodes of a history; none: 12 (q_learning: 600, ucb: 20)", ge=1)
     skip_episodes: int | None = option(None, "keep every k-th episode of a history; none: 1 (q_learning: 40)", ge=1)
-    streams: int = option(100, "histories of each task at a time", ge=1)
+    streams: int | None = option(None, "histories of each task at a time; none: 100 (dark_key_door: 1)", ge=1)
     fresh_every: int = option(50, "training steps until the histories are replaced by new ones", ge=1)
     history: Path | None = option(None, "folder of a recorded history of these tasks, instead of new ones")
 
