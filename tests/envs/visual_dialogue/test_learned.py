@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from torchrl_lang.envs.visual_dialogue import (
-    LocalDialogueModels,
-    VisualDialogues,
-    generate_visual_dialogues,
-    train_dialogue_models,
-)
+from torchrl_lang.envs import visual_dialogue
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue
 from torchrl_lang.envs.visual_dialogue.generate import ATTRIBUTES
 from torchrl_lang.envs.visual_dialogue.rewards import is_yes_no
@@ -20,13 +15,13 @@ pytestmark = pytest.mark.slow
 def trained(tmp_path_factory):
     """Models, held-out dialogues and the features of their images."""
     home = tmp_path_factory.mktemp("learned")
-    generate_visual_dialogues(home / "data", {"train": 800, "val": 150}, npy=True, seed=3)
-    train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
+    visual_dialogue.generate_visual_dialogues(home / "data", {"train": 800, "val": 150}, npy=True, seed=3)
+    train, val = (visual_dialogue.VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
     options = {"guesser_epochs": 13, "answerer_epochs": 10, "batch_size": 32, "width": 64}
     options |= {"guesser_rate": 3e-3, "answerer_rate": 8e-3}
-    train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
+    visual_dialogue.train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
     pool = val.features.all()
-    return LocalDialogueModels(home / "models", pool), val.dialogues, pool
+    return visual_dialogue.LocalDialogueModels(home / "models", pool), val.dialogues, pool
 
 
 def prefixes(dialogues, rounds):
