@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.data.chat_templates import IM, SMOLLM2, Family, tokenizer_of
-from tests.recipes.interrupt import interrupted_at
+from tests.recipes.commands import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.games import GuessNumber, Shop
 from torchrl_lang.envs.games.task import GamesTask

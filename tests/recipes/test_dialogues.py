@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from tests.data.chat_templates import EXACT, FIRST_PROMPT_ONLY, tokenizer_of
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import file_digest, folder_lock, read_tensors
 from torchrl_lang.data import dataset_from_jsonl, load_dataset

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, log_of, refused
+from tests.recipes.commands import assert_same_runs, interrupted_at, log_of, refused
 from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import rows_from_rollout

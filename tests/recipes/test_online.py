@@ -13,8 +13,15 @@ from safetensors.torch import load_file
 from tensordict.nn import TensorDictModuleBase
 
 from tests.processes import Program
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, checkpoints, log_of, refused, wait_until, weights_of
+from tests.recipes.commands import (
+    assert_same_runs,
+    checkpoints,
+    interrupted_at,
+    log_of,
+    refused,
+    wait_until,
+    weights_of,
+)
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from tests.recipes.lines import assert_same_runs, refused
+from tests.recipes.commands import assert_same_runs, refused
 from torchrl_lang.__main__ import OF_TASKS, RECIPES, attribute, main
 from torchrl_lang._files import FileError
 from torchrl_lang.recipes.algorithms import BC, CQL, ILQL, PPO, PercentBC

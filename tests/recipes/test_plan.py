@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.common import RESULTS
 from benchmarks.memory import peak_bytes
 from benchmarks.plan_check import CASES, new_model, training
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
 from torchrl_lang import modules
 from torchrl_lang.__main__ import main
 from torchrl_lang.modules.actor import split_actor

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.data.chat_templates import EXACT, tokenizer_of
-from tests.recipes.lines import log_of, refused, weights_of
+from tests.recipes.commands import log_of, refused, weights_of
 from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, load_agent, save_agent

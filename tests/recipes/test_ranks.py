@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.recipes.lines import weights_of
+from tests.recipes.commands import weights_of
 from tests.recipes.ranks import rows_of, run
 from tests.recipes.walks import ALGORITHMS, generate
 from torchrl_lang.__main__ import main

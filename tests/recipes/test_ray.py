@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from tests.recipes.lines import log_of, refused
+from tests.recipes.commands import log_of, refused
 from tests.recipes.ray_games import Corridor, NoGame, Walker
 from torchrl_lang.__main__ import main
 from torchrl_lang.recipes.collect import Games

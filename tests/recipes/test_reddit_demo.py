@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.recipes.demos import Trainings, recorded_evaluations
-from tests.recipes.interrupt import interrupted_at
+from tests.recipes.commands import Trainings, interrupted_at, recorded_evaluations
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.processes import Program
-from tests.recipes import lines
+from tests.recipes import commands
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import json_digest
 from torchrl_lang.objectives import BCLoss
@@ -44,7 +44,7 @@ def evaluate(run):
 
 
 def refused(capsys, arguments):
-    return lines.refused(capsys, *arguments)
+    return commands.refused(capsys, *arguments)
 
 
 def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(home, tmp_path, capsys):
@@ -52,7 +52,7 @@ def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(ho
     call = train(home, tmp_path / "run", "--steps", "100000", "--eval-every", "2", "--log-every", "50000")
     first = Program("-m", "torchrl_lang", *call)
     try:
-        lines.wait_until(lambda: lines.checkpoints(tmp_path / "run") or first.returncode is not None)
+        commands.wait_until(lambda: commands.checkpoints(tmp_path / "run") or first.returncode is not None)
         error = refused(capsys, [*call, "--seed", "1"])
         assert f"Another process trains in {tmp_path / 'run'}" in error
         first.send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(ho
 def test_a_signal_while_torch_is_being_imported(tmp_path):
     call = [sys.executable, "-m", "torchrl_lang", "train", "bc", "--data", "x", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines.wait_until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), seconds=60)
+    commands.wait_until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), seconds=60)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.recipes.notes import from_own_notes
+from tests.recipes.commands import from_own_notes
 from tests.recipes.walks import GRAPH
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError

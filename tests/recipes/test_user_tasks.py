@@ -10,7 +10,7 @@ import torch
 from torchrl.envs import TransformedEnv
 
 from tests.processes import spawned
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.games import CorridorEnv

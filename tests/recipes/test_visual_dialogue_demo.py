@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.envs.visual_dialogue.real_files import write_hdf5
-from tests.recipes.demos import Trainings, recorded_evaluations
+from tests.recipes.commands import Trainings, recorded_evaluations
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.visual_dialogue import DialogueRewards

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, checkpoints, log_of
+from tests.recipes.commands import assert_same_runs, checkpoints, interrupted_at, log_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.games import CorridorEnv, corridor_value

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import Program, run, semaphores
-from tests.recipes.lines import wait_until
+from tests.recipes.commands import wait_until
 
 if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.notes import from_own_notes
+from tests.recipes.commands import from_own_notes
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.maze.task import MazeTask, normalized_return
 from torchrl_lang.recipes.algorithms import BC, train

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.envs.helpers import play
-from tests.recipes.notes import from_own_notes
+from tests.recipes.commands import from_own_notes
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import TextGameEnv, check_language_env
 from torchrl_lang.envs.questions import BestQuestions, MyopicPlayer, Questions, QuestionTable

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.envs.reddit.csv_writer import write_folder
 from tests.envs.scripted_server import Scripted
-from tests.recipes.notes import from_own_notes
+from tests.recipes.commands import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError, write_manifest
 from torchrl_lang.data import load_dataset

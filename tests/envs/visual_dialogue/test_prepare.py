@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import SMALL
-from tests.recipes.interrupt import interrupted_at
+from tests.recipes.commands import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import visual_dialogue as vd

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.recipes.notes import from_own_notes
+from tests.recipes.commands import from_own_notes
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same, assert_same_runs, refused
+from tests.recipes.commands import assert_same, assert_same_runs, interrupted_at, refused
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation import load_ad_model, record_history
 from torchrl_lang.evaluation.plots import read_columns

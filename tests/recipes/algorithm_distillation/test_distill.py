@@ -7,8 +7,7 @@ import shutil
 import pytest
 import torch
 
-from tests.recipes.demos import Trainings
-from tests.recipes.lines import refused
+from tests.recipes.commands import Trainings, refused
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation import RandomPolicy, episode_returns, record_history
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, QLearning

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.recipes.lines import assert_same
+from tests.recipes.commands import assert_same
 from torchrl_lang.algorithm_distillation import LearningHistory, record_history
 from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning
 from torchrl_lang.envs.grids import DarkRoomEnv, random_bandits
