@@ -2,8 +2,7 @@
 
 import csv
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,15 +105,6 @@ def assert_same_runs(one: Path, other: Path) -> None:
     """Both have the same weights and logs."""
     assert_same(weights_of(one), weights_of(other))
     assert log_of(one) == log_of(other)
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 200) -> Any:
-    """What is found of a condition, as soon as it holds."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def checkpoints(run: Path) -> list[Path]:

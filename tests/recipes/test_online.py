@@ -12,16 +12,8 @@ import torch
 from safetensors.torch import load_file
 from tensordict.nn import TensorDictModuleBase
 
-from tests.processes import Program
-from tests.recipes.commands import (
-    assert_same_runs,
-    checkpoints,
-    interrupted_at,
-    log_of,
-    refused,
-    wait_until,
-    weights_of,
-)
+from tests.processes import Program, wait_until
+from tests.recipes.commands import assert_same_runs, checkpoints, interrupted_at, log_of, refused, weights_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer

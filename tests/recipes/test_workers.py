@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Program, run, semaphores
-from tests.recipes.commands import wait_until
+from tests.processes import Program, is_running, run, semaphores, wait_until
 
 if not Path("/proc/self/task").exists():
     pytest.skip("processes are looked up in /proc", allow_module_level=True)
@@ -88,13 +87,6 @@ def workers_of(pid):
     """Its children that do its work; others are servers of Python's multiprocessing."""
     lines = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in (pid, *children(pid))}
     return [each for each, line in lines.items() if each != pid and (line == lines[pid] or b"spawn_main" in line)]
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def shared_names(program, workers):
