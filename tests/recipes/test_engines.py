@@ -1,8 +1,6 @@
 """Games that an inference engine plays: the trainer scores them, and its weights are the engine's."""
 
 import importlib.util
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from tests.recipes.commands import assert_same_runs, interrupted_at, log_of, ref
 from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs import PromptEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, value_module
 from torchrl_lang.objectives import PPOLoss
@@ -117,23 +114,13 @@ def test_an_interrupted_run_sends_its_weights_and_ends_with_the_same_numbers(wor
     assert_same_runs(tmp_path / "whole", tmp_path / "broken")
 
 
-def letters_env(batch_size, **options):
-    """Rewards the letter b."""
-    sizes = {"row_length": 8, "action_length": 4, "batch_size": batch_size}
-    reward = lambda _, answers: [float(answer.count("b")) for answer in answers]  # noqa: E731
-    return PromptEnv(["a"], reward, CharTokenizer.from_alphabet("abc"), **sizes, **options)
-
-
 @pytest.mark.parametrize("engine", [{}, {"engine": "transformers"}, {"engine": "transformers", "max_engine_weight": 2}])
-def test_it_learns_as_without(engine, tmp_path, monkeypatch):
-    module = types.ModuleType("letters_of_engines")
-    module.letters_env = letters_env
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def test_it_learns_as_without(engine, tmp_path):
     torch.manual_seed(0)
     size = CharTokenizer.from_alphabet("abc").vocab_size
     causal_lm("llama", vocab_size=size, layers=1, width=16, heads=2, max_length=16).save_pretrained(tmp_path / "lm")
     sizes = {"games": 64, "turns": 1, "iterations": 12, "eval_every": 12, "eval_games": 64, "batch_size": 64}
-    given = {"pretrained": str(tmp_path / "lm"), "task": f"{module.__name__}:letters_env", "out": tmp_path / "run"}
+    given = {"pretrained": str(tmp_path / "lm"), "task": "tests.recipes.games:letters_env", "out": tmp_path / "run"}
     learning = {"lr": 0.01, "warmup": 0, "value_warmup": 0, "kl_coef": 0.0, "kl_target": None}
     found = PPO(**given, **learning, **sizes, **engine)
     assert train(found) > 2.5  # of at most 3

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,25 +21,7 @@ from torchrl_lang.recipes.online import load_initial_policy
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.text import ChatTokenizer, RowFormat
 
-GAME = """
-from torchrl_lang.envs import TextGameEnv
-from torchrl_lang.text import ChatTokenizer, HFTokenizer, RowFormat
-
-
-class Greeting:
-    def reset(self, seed):
-        return "hi"
-
-    def step(self, text):
-        return "", float(text.startswith("h")), True
-
-
-def make_env(batch_size, *, model, chat=True, seed=None, device=None):
-    tokenizer = ChatTokenizer(model, RowFormat.from_chat_template(model)) if chat else HFTokenizer(model)
-    options = {"batch_size": batch_size, "seed": seed, "device": device}
-    return TextGameEnv(Greeting, tokenizer, row_length=60, action_length=4, **options)
-"""
-NAME = "greeting_game:make_env"
+NAME = "tests.recipes.games:greeting_env"
 OFFLINE = ["--steps", "2", "--batch-size", "4", "--eval-games", "4"]
 ONLINE = ["--iterations", "2", "--games", "8", "--turns", "1", "--epochs", "1", *OFFLINE[2:]]
 CRITIC = ["--value-warmup", "0"]
@@ -51,7 +32,6 @@ ADAPTERS = ["--dtype", "bfloat16", "--lora-rank", "4", "--lora-layers", "1", "--
 def home(tmp_path_factory):
     """A Hugging Face folder ``hf``, an agent of its model, and a dataset of the game."""
     folder = tmp_path_factory.mktemp("pretrained")
-    (folder / "greeting_game.py").write_text(GAME)
     source = tokenizer_of(EXACT["chatml"])
     source.save_pretrained(folder / "hf")
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
@@ -62,12 +42,9 @@ def home(tmp_path_factory):
     lm.save_pretrained(folder / "hf")
     value = ValueHead(16, kind="deep")
     save_agent(folder / "agent", UtteranceActor(language_actor(lm), tokenizer.control, 4, value=value), tokenizer)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        of_game = ["--option", f"model={folder / 'hf'}", "--games", "40", "--out", str(folder / "data")]
-        assert main(["generate", NAME, *of_game]) == 0
-        yield folder
-    sys.modules.pop("greeting_game")
+    of_game = ["--option", f"model={folder / 'hf'}", "--games", "40", "--out", str(folder / "data")]
+    assert main(["generate", NAME, *of_game]) == 0
+    return folder
 
 
 def arguments(home, recipe, out, *more):
