@@ -17,6 +17,11 @@ from torchrl_lang.recipes.tasks import task_from_notes
 from torchrl_lang.recipes.tasks.base import Task
 
 
+def words_of(options: dict[str, Any]) -> list[str]:
+    """Options by name as the words of a command line."""
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
     """The one line that a command ends with."""
     capsys.readouterr()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.recipes.commands import Trainings, interrupted_at, recorded_evaluations
+from tests.recipes.commands import Trainings, interrupted_at, recorded_evaluations, words_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
@@ -27,8 +27,7 @@ TITLES = {"BC", "BC best 10 %", "ILQL", "ILQL, noised reward", "comments of the 
 
 
 def command(home, out, *more, methods=("bc", "best-10", "ilql")):
-    sizes = [str(word) for name, value in SIZES.items() for word in (f"--{name}", value)]
-    return main(["reddit", "--out", str(out), "--folder", str(home), "--methods", *methods, *sizes, *more])
+    return main(["reddit", "--out", str(out), "--folder", str(home), "--methods", *methods, *words_of(SIZES), *more])
 
 
 @pytest.fixture(scope="module", autouse=True)

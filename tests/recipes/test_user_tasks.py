@@ -30,8 +30,7 @@ import random
 from dataclasses import dataclass
 
 from torchrl_lang.text import CharTokenizer
-from torchrl_lang.envs import PromptEnv, TextGameEnv
-from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.envs import TextGameEnv
 from torchrl_lang.recipes.options import with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
 from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksPlay, RandomWalksTask
@@ -66,20 +65,19 @@ class ShortWalks(RandomWalksTask):
     presets = {"ilql": {"tau": 0.25}, "evaluate": {"beta": (3.0,)}}
 
 
-@with_defaults(games=40)
-class ShortWalksData(RandomWalksData):
-    '''Generate short walks.'''
-
+class Walks:
     def task(self):
         return ShortWalks(self.nodes, self.out_degree, self.graph_seed, self.max_turns)
+
+
+@with_defaults(games=40)
+class ShortWalksData(Walks, RandomWalksData):
+    '''Generate short walks.'''
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortWalksPlay(RandomWalksPlay):
+class ShortWalksPlay(Walks, RandomWalksPlay):
     '''Walk yourself.'''
-
-    def task(self):
-        return ShortWalks(self.nodes, self.out_degree, self.graph_seed, self.max_turns)
 
 
 ShortWalks.data_options, ShortWalks.play_options = ShortWalksData, ShortWalksPlay

@@ -40,20 +40,6 @@ def test_tweets(tmp_path, capsys):
         assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        (["--make", "human"], "--make human needs --tweets"),
-        (["--tweets", "x.csv"], "others take none"),
-        (["--make", "branched", "--player", "careful"], "omit --player careful"),
-        (["--words", "²"], "² is missing"),
-    ],
-)
-def test_options_that_do_not_fit(tmp_path, capsys, more, found):
-    assert generate(tmp_path / "data", *more) == 2
-    assert found in capsys.readouterr().err
-
-
 def test_an_interrupted_command_continues(tmp_path, monkeypatch):
     made, make = [], parts._make
 

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch.distributions import Categorical
 
-from tests.algorithm_distillation.language.conftest import discrete_template, random_steps
+from tests.algorithm_distillation.language.examples import discrete_template, random_steps
 from torchrl_lang.algorithm_distillation import language
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.algorithm_distillation.sources import NoisyExpert

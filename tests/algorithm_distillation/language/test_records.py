@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchrl.collectors import Collector
 
-from tests.algorithm_distillation.language.conftest import LETTERS
+from tests.algorithm_distillation.language.examples import LETTERS
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.kills import kills
 from torchrl_lang._files import FileError

@@ -145,13 +145,6 @@ def test_refused_options():
             call()
 
 
-@pytest.mark.parametrize(("observation", "best"), [("full", -6.84), ("partial", -7.24)])
-def test_the_best_player_has_the_optimum(observation, best):
-    env = MazeEnv(observation=observation, batch_size=[25])
-    records = play_games(env, OptimalPlayer(MAZE, observation), games=25)
-    assert records.returns.mean().item() == pytest.approx(best)
-
-
 def test_a_player_without_memory_has_its_optimum():
     env = MazeEnv(batch_size=[500])
     policy = reactive_optimum(MAZE, "partial")
