@@ -41,9 +41,9 @@ def greeting_env(batch_size, *, model, chat=True, **options):
     return TextGameEnv(Greeting, tokenizer, row_length=60, action_length=4, batch_size=batch_size, **options)
 
 
-def length_env(batch_size, *, letters, unknown=False, row_length=30, **options):
-    """Rewards long words."""
-    tokenizer = CharTokenizer.from_alphabet(letters, unknown=unknown)
+def length_env(batch_size, *, row_length=30, **options):
+    """Rewards long words, of the letters of the dialogues of ``test_dialogues.py``."""
+    tokenizer = CharTokenizer.from_alphabet("bcdghilnostuwy", unknown=True)
     sizes = {"row_length": row_length, "action_length": 6, "batch_size": batch_size}
     return PromptEnv(["big", "hot"], lambda _, words: [len(word) for word in words], tokenizer, **sizes, **options)
 

@@ -151,13 +151,13 @@ def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_pa
 
 
 def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, capsys):
-    given = ["--task", NAME, "--option", "row_length=26", "letters=abcdghilnostuwy"]
+    given = ["--task", NAME, "--option", "row_length=26"]
     run, task = tmp_path / "run", find_task(NAME)
     assert main(train("bc", home, run, *given)) == 0
     assert "best at step 2, mean return" in capsys.readouterr().out.replace("step 4", "step 2")
     assert load_dataset(run / "data").rows["tokens"].shape == (40, 26)
     notes = json.loads((run / "config.json").read_text())["notes"]
-    assert notes == {"task": NAME, "options": {"row_length": 26, "letters": "abcdghilnostuwy"}}
+    assert notes == {"task": NAME, "options": {"row_length": 26}}
     assert main(["evaluate", "--run", str(run), "--games", "4", "--task", NAME]) == 0
     # Its weights and tokenizer can be used without its task.
     alone = ["--start", str(run), "--row-length", "26", "--lr", "1e-12", "--weight-decay", "0"]
@@ -169,8 +169,7 @@ def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, 
 
 
 def test_a_run_on_dialogues_plays_in_an_environment_that_is_given(runs, tmp_path, capsys):
-    letters = "".join(load_dataset(runs / "bc" / "data").tokenizer.symbols[:-7])
-    given = ["--task", NAME, "--option", "row_length=18", f"letters={letters}", "unknown=true"]
+    given = ["--task", NAME, "--option", "row_length=18"]
     for call in (["evaluate", "--run"], ["train", "ppo", "--out", tmp_path / "ppo", "--start"]):
         assert "has no games: give an environment with --task package.module:" in refused(capsys, *call, runs / "bc")
     assert main(["evaluate", "--run", str(runs / "bc"), "--games", "4", *given]) == 0
