@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.algorithm_distillation.models import model, windows
-from torchrl_lang._files import FileError, write_checksums, write_manifest
+from tests.sealed import reseal
+from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation import load_ad_model, save_ad_model
 
 FILES = {"ad_model.json", "model.safetensors", "checksums.json"}
@@ -55,10 +56,6 @@ def test_a_saved_model_is_replaced_and_other_folders_and_numbers_that_are_none_a
 def test_wrong_descriptions(tmp_path, change, message):
     """With right checksums, as another program might write them."""
     folder = save_ad_model(tmp_path / "model", model())
-    content = json.loads((folder / "ad_model.json").read_text())
-    content.pop("digest")
-    change(content)
-    write_manifest(folder / "ad_model.json", content)
-    write_checksums(folder)
+    reseal(folder / "ad_model.json", change)
     with pytest.raises(FileError, match=message):
         load_ad_model(folder)

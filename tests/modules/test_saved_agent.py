@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests import processes
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.modules import toys
-from tests.modules.toys import CONTROL, TOKENIZER, heads, reseal, tiny_lm
+from tests.modules.toys import CONTROL, TOKENIZER, heads, tiny_lm
+from tests.sealed import reseal
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     QValueHead,
@@ -213,7 +214,7 @@ def test_what_is_no_agent_is_refused(tmp_path):
         ({"tokenizer": None}, "None"),
         ({"tokenizer": {"kind": "own"}}, "own"),
     ):
-        reseal(folder, lambda content, change=change: content.update(change))
+        reseal(folder / "torchrl_lang.json", lambda content, change=change: content.update(change))
         with pytest.raises(FileError, match=f"an agent that cannot be built .*{message}"):
             load_agent(folder)
 

@@ -237,12 +237,6 @@ def test_options_that_do_not_fit(home, more, message, capsys, tmp_path):
     assert message in refused(capsys, *train("bc", home, tmp_path / "run", *more))
 
 
-def test_messages_of_the_system_need_the_chat_template(chat_model, tmp_path, capsys):
-    (tmp_path / "dialogues.jsonl").write_text(chat_lines(0))
-    call = train("bc", tmp_path, tmp_path / "run", "--tokenizer", str(chat_model))
-    assert "no messages of the roles ['system']: use a ChatTokenizer (--chat)" in refused(capsys, *call)
-
-
 def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
     call = ["train", "bc", "--data", runs / "bc" / "data", "--out", tmp_path / "run", *TINY]
     message = "is no file of dialogues: leave out --row-length, --on-error"
@@ -253,7 +247,6 @@ def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
     ("lines", "message"),
     [
         ("", "holds no dialogue: give one JSON object per line"),
-        ('{"turns": []}', "holds 1 bad line (line 1: "),
         ('{"turns": [{"role": "user", "text": "hi"}]}', "has no turn of the agent to learn from"),
         ('{"turns": [{"role": "agent", "text": "a\\ud800"}]}', "line 1: '\\ud800' at position 1 of 'a\\ud800' is not"),
     ],

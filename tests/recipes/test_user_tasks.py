@@ -9,7 +9,6 @@ import pytest
 import torch
 from torchrl.envs import TransformedEnv
 
-from tests.processes import spawned
 from tests.recipes.commands import refused
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
@@ -178,13 +177,9 @@ def test_a_player_of_a_users_module_makes_the_data(home, capsys):
         assert not (home / "other").exists()
 
 
-def test_workers_play_the_games_of_a_factory(coins):
-    """They get the task as a pickle."""
-    options = ["--iterations", "1", "--games", "4", "--turns", "3", "--batch-size", "4", "--eval-games", "4"]
-    options += ["--value-warmup", "0", "--collector", "sync", "--workers", "1", "--task", "my_package.coins:make_env"]
-    with spawned():
-        assert main(["train", "ppo", "--start", str(coins / "run"), "--out", str(coins / "ppo"), *options]) == 0
-    task = load_run(coins / "ppo", find_task("my_package.coins:make_env")).task
+def test_the_task_of_a_factory_travels(coins):
+    """Workers get it as a pickle; they play in ``test_features.py``."""
+    task = load_run(coins / "run", find_task("my_package.coins:make_env")).task
     other = deepcopy(task)  # by the method that pickle uses
     assert other.notes() == task.notes()
     assert torch.equal(other.env(2, seed=5).reset()["tokens"], task.env(2, seed=5).reset()["tokens"])

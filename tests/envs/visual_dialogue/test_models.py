@@ -1,12 +1,12 @@
 """Guesser and answerer: masks against plain loops, the same numbers in any batch, greedy decoding, files."""
 
-import json
 import re
 
 import pytest
 import torch
 
-from torchrl_lang._files import FileError, write_checksums, write_manifest
+from tests.sealed import reseal
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.visual_dialogue import (
     LocalDialogueModels,
     VisualDialogues,
@@ -175,11 +175,7 @@ def test_configurations_that_do_not_fit(saved, tmp_path, change, found):
     """Also where someone has updated digests and checksums."""
     folder = tmp_path / "models"
     saved.save(folder)
-    content = json.loads((folder / "config.json").read_text())
-    del content["digest"]
-    change(content)
-    write_manifest(folder / "config.json", content)
-    write_checksums(folder)
+    reseal(folder / "config.json", change)
     with pytest.raises(FileError, match=re.escape(found)):
         TrainedModels.load(folder)
 
