@@ -209,11 +209,8 @@ def test_what_is_no_agent_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no model in"):
         load_agent(tmp_path / "nothing")
     folder = save("other", values_of_their_own("likelihood"))
-    for change, message in (
-        ({"value_lm": False}, "NoneType"),
-        ({"tokenizer": None}, "None"),
-        ({"tokenizer": {"kind": "own"}}, "own"),
-    ):
+    changes = {"NoneType": {"value_lm": False}, "None": {"tokenizer": None}, "own": {"tokenizer": {"kind": "own"}}}
+    for message, change in changes.items():
         reseal(folder / "torchrl_lang.json", lambda content, change=change: content.update(change))
         with pytest.raises(FileError, match=f"an agent that cannot be built .*{message}"):
             load_agent(folder)

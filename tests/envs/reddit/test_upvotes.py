@@ -39,11 +39,8 @@ def test_tfidf_model_by_plain_loops(longest):
     """The probabilities of new texts, and a gradient of zero at the optimum."""
     model = upvotes.TfidfModel.fit(TEXTS, LABELS, words=longest, penalty=0.01, threshold=None)
     counts = Counter(term for text in TEXTS for term in set(words_of(text, longest)))
-    terms, weight, bias = (
-        model.vectorizer.get_feature_names_out(),
-        model.regression.coef_[0],
-        model.regression.intercept_,
-    )
+    terms = model.vectorizer.get_feature_names_out()
+    weight, bias = model.regression.coef_[0], model.regression.intercept_
     assert sorted(terms) == sorted(term for term, count in counts.items() if count >= 2)
 
     def probability(text):

@@ -243,13 +243,10 @@ def make(tmp_path):
 
     def make(*extra, **rewards):
         (tmp_path / "extra.json").write_text(json.dumps(extra))
-        return VisualDialogues(
-            real_files.write_dialogues(tmp_path / "d.json", 2),
-            tmp_path / "images_val.npy",
-            "val",
-            rewards=real_files.write_rewards(tmp_path / "r.json", 2, **rewards),
-            additional=tmp_path / "extra.json",
-        )
+        more = {"rewards": real_files.write_rewards(tmp_path / "r.json", 2, **rewards)}
+        more["additional"] = tmp_path / "extra.json"
+        dialogues = real_files.write_dialogues(tmp_path / "d.json", 2)
+        return VisualDialogues(dialogues, tmp_path / "images_val.npy", "val", **more)
 
     return make
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.envs.visual_dialogue.conftest import make_batch
 from tests.envs.visual_dialogue.test_server import form, health, post
+from tests.envs.visual_dialogue.word_overlap import make_batch
 from tests.processes import Program, wait_until
 from torchrl_lang.envs.visual_dialogue import RemoteModels
 from torchrl_lang.envs.visual_dialogue.dialogue import answer_and_score

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from tests.envs.scripted_server import Scripted
-from tests.envs.visual_dialogue.conftest import make_batch
-from tests.envs.visual_dialogue.word_overlap import WordOverlap, ask
+from tests.envs.visual_dialogue.word_overlap import WordOverlap, ask, make_batch
 from tests.processes import wait_until
 from torchrl_lang.envs.visual_dialogue import DialogueServer, RemoteModels
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round, answer_and_score, last_round_rewards

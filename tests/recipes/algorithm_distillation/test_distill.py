@@ -77,11 +77,8 @@ def test_figures_by_plain_loops(finished):
     results, table = json.loads((finished / "results.json").read_text()), (finished / "report.txt").read_text()
     env = TaskFamily(HistoryOptions(**FAMILY)).env(split().test, 3)
     optimal = env.optimal_return()[:, 0].tolist()
-    for title, file in (
-        ("AD", "ad-{}/test.json"),
-        ("AD, prompted", "ad-{}/test_prompted.json"),
-        ("ED", "ed-{}/test.json"),
-    ):
+    files = {"AD": "ad-{}/test.json", "AD, prompted": "ad-{}/test_prompted.json", "ED": "ed-{}/test.json"}
+    for title, file in files.items():
         returns = [json.loads((finished / file.format(seed)).read_text())["returns"] for seed in range(2)]
         streams = [(task, stream) for one in returns for task, row in enumerate(one) for stream in row]
         late = [sum(stream[-3:]) / 3 for _, stream in streams]
