@@ -157,12 +157,8 @@ def tokenizer_of(family: Family, corpus: Sequence[str] = CORPUS) -> PreTrainedTo
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in family.plain])
     roles = {"eos_token": family.end, "pad_token": family.pad, "bos_token": family.bos}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        chat_template=family.template,
-        clean_up_tokenization_spaces=False,
-        **{role: token for role, token in roles.items() if token},
-    )
+    options = {role: token for role, token in roles.items() if token} | {"clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=family.template, **options)
 
 
 def chat_tokenizer(family: Family, **options: Any) -> ChatTokenizer:

@@ -1,6 +1,7 @@
 """Games that an inference engine plays: the trainer scores them, and its weights are the engine's."""
 
 import importlib.util
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -80,10 +81,8 @@ def test_scores_of_the_trainer_are_those_that_it_writes_while_acting(examples, w
     options = PPO(start=wordle / "bc", out=Path("unused"), games=32, examples=examples, temperature=0.8)
     begun = load_initial_policy(options)
     run = OnlineRun(options, begun, kl_transform(options, begun), PPOLearner(options, begun))
-    try:
+    with closing(run.games):
         rows = run.games.play(to_end=True).rows
-    finally:
-        run.games.close()
     scored, agent = score_as_trainer(begun.policy, rows), rows["agent_mask"]
     close = {"atol": 1e-5, "rtol": 1e-5, "equal_nan": True}
     torch.testing.assert_close(scored["token_log_prob"], rows["token_log_prob"], **close)

@@ -1,4 +1,4 @@
-"""The maze of LMRL-Gym: its texts and rules by hand, its starts, its states and its players, and its task."""
+"""The maze of LMRL-Gym: its texts and rules by hand, its starts, its states, its players and its task."""
 
 from pathlib import Path
 
