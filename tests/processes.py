@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker, util
 from pathlib import Path
@@ -158,6 +158,23 @@ class Program:
         if self.process.exitcode is None:
             os.killpg(self.pid, signal.SIGKILL)
         self.process.join()
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 200.0) -> Any:
+    """What is found of a condition, as soon as it holds."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def semaphores(pid: int) -> str:

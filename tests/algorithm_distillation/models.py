@@ -41,13 +41,6 @@ def windows(made, rows=6, length=CONTEXT, seed=0):
             entries[key] = torch.stack(columns, -1) if key == "observation" else columns[0]
         else:
             entries[key] = torch.randn(*shape, entry.size, generator=random)
-    return TensorDict(
-        {
-            **entries,
-            "reward": torch.randn(*shape, 1, generator=random),
-            "done": done[..., None],
-            "episode_step": torch.stack(clock, 1),
-            "action_log_prob": -torch.rand(shape, generator=random),
-        },
-        shape,
-    )
+    entries |= {"reward": torch.randn(*shape, 1, generator=random), "done": done[..., None]}
+    entries |= {"episode_step": torch.stack(clock, 1), "action_log_prob": -torch.rand(shape, generator=random)}
+    return TensorDict(entries, shape)

@@ -15,7 +15,8 @@ import torch
 
 from tests.algorithm_distillation.conftest import TASKS, source
 from tests.kills import kills
-from torchrl_lang._files import FileError, write_manifest
+from tests.sealed import reseal
+from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation import (
     HistoryWindows,
     HistoryWriter,
@@ -140,8 +141,7 @@ def test_impossible_manifests(tmp_path, path, to, message):
     (tmp_path / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(FileError, match=r"was changed after it was written|this release reads"):
         load_history(tmp_path)
-    del content["digest"]
-    write_manifest(tmp_path / "manifest.json", content)
+    reseal(tmp_path / "manifest.json", lambda content: None)
     with pytest.raises(FileError, match=message):
         load_history(tmp_path)
 

@@ -8,20 +8,11 @@ import torch
 
 from tests.envs.grids.reference import key_door_step, moved, room_step
 from torchrl_lang._random_stream import RandomStream
-from torchrl_lang.algorithm_distillation import episode_returns
-from torchrl_lang.algorithm_distillation.sources import (
-    NO_NOISE,
-    UCB,
-    LinearDecay,
-    NoisyExpert,
-    PosteriorSampling,
-    QLearning,
-    epsilon_greedy,
-)
+from torchrl_lang.algorithm_distillation import episode_returns, sources
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
 
 STEPS = 30
-DECAY = LinearDecay(1.0, 0.25, fraction=(0.5, 0.5))
+DECAY = sources.LinearDecay(1.0, 0.25, fraction=(0.5, 0.5))
 
 
 def room(size=3, streams=3, **options):
@@ -39,12 +30,12 @@ def key_door():
 
 
 SOURCES = {
-    "q": lambda **kwargs: QLearning(room(), STEPS, decay=DECAY, **kwargs),
-    "q_key_door": lambda **kwargs: QLearning(key_door(), STEPS, decay=DECAY, **kwargs),
-    "ucb": lambda **kwargs: UCB(bandit(), STEPS, **kwargs),
-    "expert": lambda **kwargs: NoisyExpert(room(), STEPS, decay=DECAY, **kwargs),
-    "posterior": lambda **kwargs: PosteriorSampling(room(), STEPS, **kwargs),
-    "posterior_noisy": lambda **kwargs: PosteriorSampling(key_door(), STEPS, decay=DECAY, **kwargs),
+    "q": lambda **kwargs: sources.QLearning(room(), STEPS, decay=DECAY, **kwargs),
+    "q_key_door": lambda **kwargs: sources.QLearning(key_door(), STEPS, decay=DECAY, **kwargs),
+    "ucb": lambda **kwargs: sources.UCB(bandit(), STEPS, **kwargs),
+    "expert": lambda **kwargs: sources.NoisyExpert(room(), STEPS, decay=DECAY, **kwargs),
+    "posterior": lambda **kwargs: sources.PosteriorSampling(room(), STEPS, **kwargs),
+    "posterior_noisy": lambda **kwargs: sources.PosteriorSampling(key_door(), STEPS, decay=DECAY, **kwargs),
 }
 
 
@@ -76,7 +67,7 @@ def log_prob_of(best, action, epsilon):
 @pytest.mark.parametrize("reward", ["every_step", "once"])
 def test_q_learning_is_that_of_a_plain_loop(reward):
     # The log-probabilities show the greedy actions, ties included: the whole table, at every step.
-    source = QLearning(room(reward=reward), 120, learning_rate=0.5, gamma=0.5, decay=DECAY)
+    source = sources.QLearning(room(reward=reward), 120, learning_rate=0.5, gamma=0.5, decay=DECAY)
     history = source.history()
     for task, stream in [(goal, number) for goal in range(9) for number in range(goal % 3, 3, 2)]:
         steps = history[task, stream]
@@ -96,7 +87,7 @@ def test_q_learning_is_that_of_a_plain_loop(reward):
 
 
 def test_ucb_is_that_of_a_plain_loop():
-    for steps in UCB(bandit(), 60, exploration=0.7).history().flatten(0, 1):
+    for steps in sources.UCB(bandit(), 60, exploration=0.7).history().flatten(0, 1):
         pulls, earned = [0] * 3, [0.0] * 3
         for t in range(60):
             if 0 in pulls:
@@ -112,7 +103,7 @@ def test_ucb_is_that_of_a_plain_loop():
 
 
 def test_noisy_expert_is_that_of_a_plain_loop():
-    source = NoisyExpert(room(), 60, decay=DECAY)
+    source = sources.NoisyExpert(room(), 60, decay=DECAY)
     for goal, steps in enumerate(source.history()[:, 0]):
         for t, step in enumerate(steps):
             best = best_actions(source.env, tuple(step["observation"].tolist()), goal)
@@ -144,14 +135,14 @@ def test_a_history_is_the_same_every_time_and_in_any_blocks(make):
 
 def test_epsilon_greedy_samples_its_probabilities():
     best = torch.tensor([[True, False, True, False]]).expand(40_000, 4)
-    action, log_prob = epsilon_greedy(best, torch.full((40_000,), 0.2), RandomStream(0))
+    action, log_prob = sources.epsilon_greedy(best, torch.full((40_000,), 0.2), RandomStream(0))
     share = action.bincount(minlength=4) / 40_000
     torch.testing.assert_close(share, torch.tensor([0.45, 0.05, 0.45, 0.05]), atol=0.012, rtol=0)  # 5 deviations
     torch.testing.assert_close(log_prob.exp(), torch.tensor([0.45, 0.05, 0.45, 0.05])[action])
 
 
 def test_linear_decay_by_hand():
-    decay = LinearDecay(0.8, 0.2, fraction=(0.1, 0.3))
+    decay = sources.LinearDecay(0.8, 0.2, fraction=(0.1, 0.3))
     drawn = decay.draw(10_000, RandomStream(0))
     assert 0.1 <= drawn.min() < 0.11
     assert 0.29 < drawn.max() <= 0.3
@@ -163,12 +154,12 @@ def test_linear_decay_by_hand():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: QLearning(DarkRoomEnv(3, task=0, batch_size=[4]), 10), r"\[tasks, streams\].*got \[4\]"),
-        (lambda: QLearning(DarkRoomEnv(3, batch_size=[4, 2]), 10), "one task in each row"),
-        (lambda: QLearning(room(), 10, gamma=2), r"gamma must lie in \[0, 1\], got 2"),
-        (lambda: UCB(room(), 10), "DarkRoomEnv has 9"),
-        (lambda: PosteriorSampling(bandit(), 10), "rewards are not random, got BernoulliBanditEnv"),
-        (lambda: LinearDecay(fraction=(0, 1)), r"interval in \(0, 1\]"),
+        (lambda: sources.QLearning(DarkRoomEnv(3, task=0, batch_size=[4]), 10), r"\[tasks, streams\].*got \[4\]"),
+        (lambda: sources.QLearning(DarkRoomEnv(3, batch_size=[4, 2]), 10), "one task in each row"),
+        (lambda: sources.QLearning(room(), 10, gamma=2), r"gamma must lie in \[0, 1\], got 2"),
+        (lambda: sources.UCB(room(), 10), "DarkRoomEnv has 9"),
+        (lambda: sources.PosteriorSampling(bandit(), 10), "rewards are not random, got BernoulliBanditEnv"),
+        (lambda: sources.LinearDecay(fraction=(0, 1)), r"interval in \(0, 1\]"),
     ],
 )
 def test_bad_options(make, message):
@@ -197,7 +188,7 @@ def best_actions(env, state, task):
     return [0] if away[0] == 0 else [action for action in range(1, 5) if away[action] < away[0]]
 
 
-class Watched(PosteriorSampling):
+class Watched(sources.PosteriorSampling):
     """Keeps the task that each stream acted for at each step."""
 
     def _begin(self, random):
@@ -211,7 +202,7 @@ class Watched(PosteriorSampling):
 
 @pytest.mark.parametrize(
     ("env", "decay"),
-    [(room(), DECAY), (room(reward="once"), NO_NOISE), (key_door(), DECAY)],
+    [(room(), DECAY), (room(reward="once"), sources.NO_NOISE), (key_door(), DECAY)],
     ids=["every_step", "once", "key_door"],
 )
 def test_posterior_sampling_is_that_of_a_plain_loop(env, decay):
@@ -244,7 +235,7 @@ def test_posterior_sampling_is_that_of_a_plain_loop(env, decay):
 @pytest.mark.parametrize("reward", ["every_step", "once"])
 def test_after_its_first_reward_a_stream_is_optimal(reward):
     env = room(size=5, streams=4, start="centre", episode_length=12, reward=reward)
-    returns = episode_returns(PosteriorSampling(env, 16 * 12).history(), 16)
+    returns = episode_returns(sources.PosteriorSampling(env, 16 * 12).history(), 16)
     optimal = env.optimal_return()[..., None].expand_as(returns)
     found = (returns > 0).cumsum(-1) > 0
     later = torch.cat([torch.zeros_like(found[..., :1]), found[..., :-1]], -1)

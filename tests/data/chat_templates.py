@@ -16,20 +16,8 @@ CORPUS = [
     "What is 2 + 2? The answer is 4.\n\nTurn: 1\n\n\nscore = -1.5;  look at {'name': 'door'} and [INST] open it.",
     "Ünïcode: 日本語, emoji 😀 and العربية.",
 ]
-PIECES = [
-    *"abc XYZ 0129 .,!? \n \t",
-    "  ",
-    "\n\n",
-    "the cat",
-    " red",
-    "Ü",
-    "日本",
-    "😀",
-    "e\u0301",
-    "العربية",
-    "user\n",
-]
-PIECES += ["{'a': 1}", "{", '"}', "<b>", "INST", "[/", "</"]
+PIECES = [*"abc XYZ 0129 .,!? \n \t", "  ", "\n\n", "the cat", " red", "Ü", "日本", "😀", "e\u0301", "العربية"]
+PIECES += ["user\n", "{'a': 1}", "{", '"}', "<b>", "INST", "[/", "</"]
 MARKERS = ["<|im_end|>", "<|im_start|>user\n", "</s>", "<think>", "<|eot_id|>", "<end_of_turn>", "<tool_call>\n"]
 MARKERS += ["<|im_end|>\n<|im_start|>user\n", "<|im_start|>assistant\n", "<tool_response>\n", "\n</tool_response>"]
 """Pieces of texts, and such as look like the markup of a template."""
@@ -169,12 +157,8 @@ def tokenizer_of(family: Family, corpus: Sequence[str] = CORPUS) -> PreTrainedTo
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in family.plain])
     roles = {"eos_token": family.end, "pad_token": family.pad, "bos_token": family.bos}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        chat_template=family.template,
-        clean_up_tokenization_spaces=False,
-        **{role: token for role, token in roles.items() if token},
-    )
+    options = {role: token for role, token in roles.items() if token} | {"clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=family.template, **options)
 
 
 def chat_tokenizer(family: Family, **options: Any) -> ChatTokenizer:

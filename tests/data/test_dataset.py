@@ -13,7 +13,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang._files import FileError, json_digest
+from tests.sealed import reseal
+from torchrl_lang._files import FileError
 from torchrl_lang.data import DatasetWriter, dataset, load_dataset, write_dataset
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
 
@@ -185,15 +186,6 @@ def test_features_are_kept_unasked_in_all_blocks(tmp_path, keep):
     assert ("kind" in read.rows.keys()) == ("kind" in keep)
 
 
-def edit(folder, change):
-    """Change the manifest, its digest too."""
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text())
-    change(content)
-    content["digest"] = json_digest({key: value for key, value in content.items() if key != "digest"})
-    path.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     ("key", "place", "value", "found"),
     [
@@ -210,7 +202,7 @@ def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value
     with pytest.raises(FileError, match="was changed after it was written"):
         load_dataset(folder)
     digest = hashlib.sha256((folder / "rows" / f"{key}.memmap").read_bytes()).hexdigest()
-    edit(folder, lambda content: content["entries"][key].update(sha256=digest))
+    reseal(folder / "manifest.json", lambda content: content["entries"][key].update(sha256=digest))
     with pytest.raises(FileError, match=found):
         load_dataset(folder)
     shutil.rmtree(folder)
@@ -233,7 +225,7 @@ def test_values_are_checked_whatever_the_checksums_say(folder, key, place, value
     ],
 )
 def test_every_field_of_the_manifest_is_checked(folder, change, found):
-    edit(folder, change)
+    reseal(folder / "manifest.json", change)
     with pytest.raises(FileError, match=found) as caught:
         load_dataset(folder)
     assert len(str(caught.value)) < 500
@@ -264,7 +256,7 @@ def test_rows_are_verified_once_and_again_when_a_file_changes(folder, settled, m
 def test_a_stamp_of_other_data_does_not_count(folder, settled):
     load_dataset(folder)
     stamp = (folder / ".verified.json").read_text()
-    edit(folder, lambda content: content["files"].update({"rows/meta.json": "0"}))
+    reseal(folder / "manifest.json", lambda content: content["files"].update({"rows/meta.json": "0"}))
     for content in (stamp, "", "{", "[]", '{"manifest.json": 3}'):
         (folder / ".verified.json").write_text(content)
         with pytest.raises(FileError, match="was changed after it was written"):

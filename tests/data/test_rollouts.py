@@ -405,12 +405,8 @@ def test_the_row_of_a_chat_holds_the_ids_that_the_policy_read_and_wrote():
     """A wrapper's log-probabilities lack those of first tokens, so they are left out."""
     template = TEMPLATE + "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}"
     kwargs = {"max_new_tokens": 5, "do_sample": True, "eos_token_id": 3, "bad_words_ids": [[0]]}
-    options = {
-        "tokenizer": characters(),
-        "chat_template": template,
-        "generate_kwargs": kwargs,
-        "return_log_probs": True,
-    }
+    options = {"tokenizer": characters(), "chat_template": template, "generate_kwargs": kwargs}
+    options["return_log_probs"] = True
     env, lm = ChatEnv(batch_size=(2,), tokenizer=characters(), input_mode="history"), model()
     start = {"auto_reset": False, "tensordict": env.reset(TensorDict(query=["ab", "nab c"], batch_size=[2]))}
     steps = env.rollout(2, TransformersWrapper(lm, **options), **start)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.data.chat_templates import EXACT, chat, tokenizer_of
+from tests.envs.helpers import PROMPTS, prompt_env
 from torchrl_lang.data import from_samples, rows_from_rollout, rows_from_triples
-from torchrl_lang.envs import PromptEnv
 from torchrl_lang.functional import group_advantages
 from torchrl_lang.modules import StopStrings, UtteranceActor, causal_lm, language_actor, row_log_prob
 from torchrl_lang.text import CharTokenizer, ChatTokenizer, Episode, RowFormat, Turn, from_row
@@ -29,7 +29,6 @@ def test_prompts_and_outputs_alternate():
 LETTERS = CharTokenizer.from_alphabet("abcdef")
 CONTROL = LETTERS.control
 END, PAD = CONTROL.end_of_action, CONTROL.pad
-PROMPTS = ["ab", "c", "", "fade"]
 T, K = 14, 4
 
 
@@ -43,11 +42,7 @@ def make_policy(tokenizer=LETTERS, width=T, **options):
 
 def play(policy, tokenizer=LETTERS, width=T, batch=64):
     """Steps of a prompt environment, whose reward depends on both texts, and the rows of its episodes."""
-
-    def reward(prompts, completions):
-        return [len(p) - 0.25 * len(c) for p, c in zip(prompts, completions, strict=True)]
-
-    env = PromptEnv(PROMPTS, reward, tokenizer, row_length=width, action_length=K, batch_size=[batch], seed=1)
+    env = prompt_env([batch], tokenizer=tokenizer, row_length=width, action_length=K, seed=1)
     steps = env.rollout(1, policy, break_when_any_done=False)
     rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob"])
     return steps[:, 0], rows, [PROMPTS[seed] for seed in env.game_seed.tolist()]

@@ -6,10 +6,11 @@ from functools import partial
 import torch
 from tensordict import TensorDict
 
-from torchrl_lang.envs import TextGameEnv, check_language_env
+from torchrl_lang.envs import PromptEnv, TextGameEnv, check_language_env
 from torchrl_lang.text import CharTokenizer
 from torchrl_lang.text.chat_tokenizer import encode_action
 
+PROMPTS = ["ab", "c", "", "fade"]
 LETTERS = CharTokenizer.from_alphabet("".join(map(chr, range(32, 127))) + "\n")
 
 
@@ -23,6 +24,17 @@ def check_game(make_game, *words, **options):
     """Check that an environment of the games keeps the rules of language environments."""
     make = partial(in_letters, make_game, **options)
     check_language_env(make(), lambda n: make(n), utterances=words)
+
+
+def length_reward(prompts, completions):
+    """Depends on both texts."""
+    return [len(prompt) + 0.5 * len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def prompt_env(batch_size=(2,), *, tokenizer=LETTERS, reward=length_reward, prompts=PROMPTS, **options):
+    """Prompts of letters, the empty one among them."""
+    options = {"row_length": 16, "action_length": 4, "seed": 0, **options}
+    return PromptEnv(prompts, reward, tokenizer, batch_size=batch_size, **options)
 
 
 def action(env, *texts):

@@ -5,15 +5,7 @@ import random
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.envs import (
-    Compose,
-    DTypeCastTransform,
-    RenameTransform,
-    RewardSum,
-    SelectTransform,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv, transforms
 from torchrl.envs.utils import check_env_specs
 
 from torchrl_lang.data import rows_from_rollout
@@ -115,11 +107,11 @@ def test_starts_that_are_given_are_repeated_within_groups(make_env):
 
 
 TRANSFORMS = {
-    "rename": lambda: RenameTransform(["tokens", "token_reward"], ["input_ids", ("labels", "reward")]),
-    "rename_the_action": lambda: RenameTransform(["tokens"], ["input_ids"], ["action"], ["utterance"]),
-    "select": lambda: SelectTransform("tokens", "attention_mask"),
-    "cast_the_action": lambda: DTypeCastTransform(torch.int64, torch.int32, in_keys_inv=["action"]),
-    "cast_all": lambda: DTypeCastTransform(torch.float32, torch.float64),
+    "rename": lambda: transforms.RenameTransform(["tokens", "token_reward"], ["input_ids", ("labels", "reward")]),
+    "rename_the_action": lambda: transforms.RenameTransform(["tokens"], ["input_ids"], ["action"], ["utterance"]),
+    "select": lambda: transforms.SelectTransform("tokens", "attention_mask"),
+    "cast_the_action": lambda: transforms.DTypeCastTransform(torch.int64, torch.int32, in_keys_inv=["action"]),
+    "cast_all": lambda: transforms.DTypeCastTransform(torch.float32, torch.float64),
 }
 # Each transform on a game in tensors, and one of them on one by token and on games on strings.
 PAIRS = [("corridor", transform) for transform in TRANSFORMS]

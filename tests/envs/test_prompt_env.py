@@ -15,19 +15,10 @@ from torchrl_lang.objectives import BCLoss
 from torchrl_lang.text import CharTokenizer, from_row
 from torchrl_lang.training import muon_adamw, train_steps
 
-from .helpers import say_after
+from .helpers import prompt_env, say_after
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")
-PROMPTS = ["ab", "c", "", "fade"]
-
-
-def length_reward(prompts, completions):
-    return [len(prompt) + 0.5 * len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
-
-
-def make(batch_size=(2,), *, reward=length_reward, prompts=PROMPTS, **options):
-    options = {"row_length": 14, "action_length": 4, "seed": 0, **options}
-    return PromptEnv(prompts, reward, LETTERS, batch_size=batch_size, **options)
+make = partial(prompt_env, tokenizer=LETTERS, row_length=14)
 
 
 def test_the_rules_of_language_environments():

@@ -4,12 +4,8 @@ import random
 
 import pytest
 
-from tests.envs.helpers import play
-from torchrl_lang.envs import TextGameEnv, check_language_env
+from tests.envs.helpers import check_game, play
 from torchrl_lang.envs.games import GuessNumber, GuessPlayer, Shop, ShopPlayer, shop
-from torchrl_lang.text import CharTokenizer
-
-LETTERS = CharTokenizer.from_alphabet([chr(code) for code in range(32, 127)])
 
 
 def mean(game, player, games):
@@ -84,7 +80,4 @@ def test_things_of_tests_are_not_among_those_of_training():
 
 @pytest.mark.parametrize("game", [GuessNumber, Shop])
 def test_they_are_language_tasks(game):
-    def make(n=4):
-        return TextGameEnv(game, LETTERS, row_length=400, action_length=24, batch_size=n, seed=0)
-
-    check_language_env(make(), make, utterances=["8", "is it 12?", "none"])
+    check_game(game, "8", "is it 12?", "none", row_length=400, action_length=24)

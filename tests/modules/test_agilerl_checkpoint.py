@@ -24,13 +24,8 @@ def converted(agent, tmp_path):
     return read_agilerl(export(agent, tmp_path / "agent"))
 
 
-KINDS = [
-    {},
-    {"double_q": False},
-    {"bias": False},
-    {"embeddings": VOCAB + 3},
-    *({"activation": each} for each in ACTIVATIONS[::3]),
-]
+KINDS = [{}, {"double_q": False}, {"bias": False}, {"embeddings": VOCAB + 3}]
+KINDS += [{"activation": each} for each in ACTIVATIONS[::3]]
 
 
 @pytest.mark.parametrize("more", KINDS, ids=str)

@@ -12,15 +12,8 @@ from torch import nn
 
 from tests.modules.toys import WIDTH, heads, tiny_lm
 from tests.objectives.test_qsft import logits_of, uneven
+from torchrl_lang import modules
 from torchrl_lang.functional import filter_logits
-from torchrl_lang.modules import (
-    TiedQValueHead,
-    UtteranceActor,
-    ValueGuidance,
-    language_actor,
-    qvalue_module,
-    row_log_prob,
-)
 from torchrl_lang.modules.decoding.guidance import VALUE_STATES, LikelihoodGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution
 from torchrl_lang.modules.decoding.sampling import pick
@@ -56,13 +49,13 @@ STATE = Fixed([[1.0]])  # advantages: 1, 0, -3
     ],
 )
 def test_terms_by_hand(options, expected):
-    torch.testing.assert_close(ValueGuidance(Q, STATE, **options)(HIDDEN), torch.tensor([expected]))
+    torch.testing.assert_close(modules.ValueGuidance(Q, STATE, **options)(HIDDEN), torch.tensor([expected]))
 
 
 def test_filters_do_not_touch_the_values_and_their_verdict_stays():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     rule = NextTokenDistribution(
-        temperature=10.0, top_k=2, guidance=ValueGuidance(Fixed([[[0.0, 5.0, 99.0]]]), beta=1.0)
+        temperature=10.0, top_k=2, guidance=modules.ValueGuidance(Fixed([[[0.0, 5.0, 99.0]]]), beta=1.0)
     )
     probability = rule({"logits": logits, "hidden": HIDDEN}).exp()
     torch.testing.assert_close(probability, torch.tensor([[0.2, 0.1 + 5.0, -math.inf]]).softmax(-1))
@@ -106,9 +99,9 @@ def test_the_policy_is_that_of_the_formula(ratio, options):
     value = (p / pi).clamp_max(1.0) if ratio else p
     expected = torch.where(possible, pi.log() + BETA * value, -math.inf).log_softmax(-1)
     guidance = LikelihoodGuidance(uneven(0), beta=BETA, ratio=ratio)
-    actor = UtteranceActor(uneven(2), CONTROL, 4, guidance=guidance, **options)
+    actor = modules.UtteranceActor(uneven(2), CONTROL, 4, guidance=guidance, **options)
     for token in range(12):
-        found = row_log_prob(actor, one_decision(token))[0, 2]
+        found = modules.row_log_prob(actor, one_decision(token))[0, 2]
         torch.testing.assert_close(found, expected[token].float(), rtol=1e-4, atol=1e-5)
 
 
@@ -159,7 +152,8 @@ def assert_same(rule, states):
 @pytest.mark.parametrize(("options", "filters"), list(itertools.product(GUIDED, FILTERS)), ids=str)
 def test_same_numbers_as_the_whole_table(options, filters):
     both = heads(vocab_size=V, kind="deep" if "clip" in options else "mlp")
-    rule = NextTokenDistribution([3, 11], vocab_size=V - 40, **filters, guidance=ValueGuidance(*both, **options))
+    guidance = modules.ValueGuidance(*both, **options)
+    rule = NextTokenDistribution([3, 11], vocab_size=V - 40, **filters, guidance=guidance)
     states = make_states()
     states["logits"][0, [3, 11, V - 1]] = 50.0  # forbidden ones would be first
     assert_same(rule, states)
@@ -169,7 +163,7 @@ def test_same_numbers_as_the_whole_table(options, filters):
 def test_the_table_is_not_built_and_without_top_k_it_is(wrapped):
     (q, v), states, calls = heads(vocab_size=V), make_states(), []
     q.register_forward_hook(lambda *args: calls.append(1))
-    guidance = ValueGuidance(qvalue_module(q) if wrapped else q, v, beta=1.0, clip=0.0)
+    guidance = modules.ValueGuidance(modules.qvalue_module(q) if wrapped else q, v, beta=1.0, clip=0.0)
     NextTokenDistribution(top_k=5, top_p=0.9, guidance=guidance)(states)
     assert not calls
     for filters in ({"top_p": 0.9}, {}, {"top_k": 50}):  # the last: too many beside the vocabulary
@@ -180,11 +174,11 @@ def test_the_table_is_not_built_and_without_top_k_it_is(wrapped):
 
 
 def test_tied_values_and_a_trunk_of_their_own():
-    trunk = language_actor(tiny_lm(vocab_size=V))[0].module
-    head = TiedQValueHead(WIDTH, trunk.model.get_input_embeddings())
+    trunk = modules.language_actor(tiny_lm(vocab_size=V))[0].module
+    head = modules.TiedQValueHead(WIDTH, trunk.model.get_input_embeddings())
     with torch.no_grad():
         head.out_weight.mul_(60)
-    guidance = ValueGuidance(head, heads(vocab_size=V)[1], beta=2.0, clip=0.2, value_trunk=trunk)
+    guidance = modules.ValueGuidance(head, heads(vocab_size=V)[1], beta=2.0, clip=0.2, value_trunk=trunk)
     assert_same(NextTokenDistribution(top_k=5, guidance=guidance), make_states(VALUE_STATES))
 
 
@@ -193,6 +187,6 @@ def test_all_that_tie_with_the_last_one_are_kept(tied):
     states = make_states()
     states["logits"][1] = -5.0
     states["logits"][1, 100 : 100 + 4 + tied] = torch.tensor([9.0] * 4 + [7.0] * tied)
-    rule = NextTokenDistribution(top_k=5, guidance=ValueGuidance(heads(vocab_size=V)[0], beta=2.0))
+    rule = NextTokenDistribution(top_k=5, guidance=modules.ValueGuidance(heads(vocab_size=V)[0], beta=2.0))
     assert_same(rule, states)
     assert rule(states)[1].isfinite().sum() == 4 + tied

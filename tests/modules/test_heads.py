@@ -12,23 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.modules.toys import CONTROL, WIDTH, tiny_lm
+from torchrl_lang import modules
 from torchrl_lang.functional import cql_term
 from torchrl_lang.functional.value_terms import margin_term
-from torchrl_lang.modules import (
-    QValueHead,
-    TiedQValueHead,
-    UtteranceActor,
-    UtteranceQValueHead,
-    ValueGuidance,
-    ValueHead,
-    causal_lm,
-    default_qvalue_head,
-    language_actor,
-    load_language_model,
-    qvalue_module,
-    save_language_model,
-    value_module,
-)
 from torchrl_lang.modules.language_model import fit_vocabulary
 
 N, H, D = 10, 8, 6
@@ -64,9 +50,9 @@ def head_of(which, vocab_size, n_heads=3):
     torch.manual_seed(0)
     hidden, embedding = torch.randn(N, H, dtype=torch.float64, requires_grad=True), nn.Embedding(vocab_size, D).double()
     if which in ("tied", "trained"):
-        head = TiedQValueHead(H, embedding, n_heads=n_heads, detach_embedding=which == "tied")
+        head = modules.TiedQValueHead(H, embedding, n_heads=n_heads, detach_embedding=which == "tied")
     else:
-        head = QValueHead(H, vocab_size, n_heads=n_heads, kind=which)
+        head = modules.QValueHead(H, vocab_size, n_heads=n_heads, kind=which)
     return shaken(head), [hidden, *head.parameters(), *([embedding.weight] if which == "trained" else [])], hidden
 
 
@@ -120,7 +106,7 @@ def test_terms_in_pieces_are_those_of_the_full_table(which, name, term, option, 
 @KINDS
 def test_first_values_are_near_zero_and_heads_differ(kind):
     torch.manual_seed(0)
-    values = QValueHead(64, 35, kind=kind)(torch.randn(200, 64))
+    values = modules.QValueHead(64, 35, kind=kind)(torch.randn(200, 64))
     assert values.abs().mean() < 0.1
     assert (values[:, 0] - values[:, 1]).abs().mean() > 0.01
 
@@ -128,15 +114,17 @@ def test_first_values_are_near_zero_and_heads_differ(kind):
 @KINDS
 def test_values_of_states_and_utterances_and_their_modules(kind):
     hidden = torch.randn(2, 3, H, dtype=torch.float64)
-    for head, module in ((ValueHead(H, kind=kind), value_module), (UtteranceQValueHead(H, kind=kind), qvalue_module)):
-        values = shaken(head)(hidden)
+    pairs = (modules.ValueHead, modules.value_module), (modules.UtteranceQValueHead, modules.qvalue_module)
+    for make, module in pairs:
+        head = shaken(make(H, kind=kind))
+        values = head(hidden)
         assert values.shape == (2, 3, head.out_weight.shape[0])
         torch.testing.assert_close(values, one_by_one(head, hidden).squeeze(-1))
         twin = type(head)(**head.config()).double()
         twin.load_state_dict(head.state_dict())
         out = module(twin)(TensorDict(hidden=hidden, batch_size=[2, 3]))
-        torch.testing.assert_close(out["state_value" if module is value_module else "utterance_value"], values)
-    config = QValueHead(H, 5, n_heads=3, kind=kind).config()
+        torch.testing.assert_close(out["state_value" if module is modules.value_module else "utterance_value"], values)
+    config = modules.QValueHead(H, 5, n_heads=3, kind=kind).config()
     assert config == {"width": H, "vocab_size": 5, "n_heads": 3, "kind": kind, "normalize": False}
 
 
@@ -147,7 +135,7 @@ def test_normalized_heads_read_scaled_and_clipped_states_and_begin_at_zero(which
     hidden[:, 0] *= 50
     options = {"tied": which == "tied", "kind": "mlp" if which == "tied" else which}
     lm.config.hidden_size = H
-    head, plain = (default_qvalue_head(lm, normalize=on, **options).double() for on in (True, False))
+    head, plain = (modules.default_qvalue_head(lm, normalize=on, **options).double() for on in (True, False))
     assert not head(hidden).any()
     plain.load_state_dict(shaken(head).state_dict())
     spread = hidden.abs().sort(-1).values[:, [H // 2 - 1]] / 0.6745  # of normal numbers, whose quartile is 0.6745
@@ -160,7 +148,7 @@ def test_normalized_heads_read_scaled_and_clipped_states_and_begin_at_zero(which
 def explained_of_updates(normalize, updates):
     """Explained variance before each update, where a few of 64 dimensions of the states are 50 times the others."""
     torch.manual_seed(0)
-    head, explained = ValueHead(64, normalize=normalize), []
+    head, explained = modules.ValueHead(64, normalize=normalize), []
     optimizer = torch.optim.Adam(head.parameters(), lr=0.03)
     for _ in range(updates):
         states = torch.randn(1024, 64)
@@ -187,7 +175,7 @@ def test_normalized_heads_explain_values_of_states_with_large_dimensions():
 def test_tied_values_are_inner_products_with_the_embedding_and_one_level_for_all_tokens(kind):
     torch.manual_seed(0)
     embedding, hidden = nn.Embedding(300, D).double(), torch.randn(N, H, dtype=torch.float64)
-    head = shaken(TiedQValueHead(H, embedding, kind=kind))
+    head = shaken(modules.TiedQValueHead(H, embedding, kind=kind))
     values = head(hidden)
     for k in range(2):
         out = head.features(hidden)[k] @ head.out_weight[k].T + head.out_bias[k]
@@ -196,14 +184,14 @@ def test_tied_values_are_inner_products_with_the_embedding_and_one_level_for_all
     assert embedding.weight.grad is None  # by default
     assert all(300 not in value.shape for value in head.state_dict().values())
     assert list(head.modules()) == [head]
-    twin = TiedQValueHead(**head.config(), embedding=embedding).double()
+    twin = modules.TiedQValueHead(**head.config(), embedding=embedding).double()
     twin.load_state_dict(head.state_dict())
     torch.testing.assert_close(twin(hidden), values)
 
 
 def test_a_tied_head_follows_the_embedding_when_that_grows_or_changes_type():
     lm = tiny_lm()
-    head, hidden = TiedQValueHead(WIDTH, lm.get_output_embeddings()), torch.randn(2, WIDTH)
+    head, hidden = modules.TiedQValueHead(WIDTH, lm.get_output_embeddings()), torch.randn(2, WIDTH)
     before = head.vocab_size
     fit_vocabulary(lm, before + 5)
     assert head(hidden).shape == (2, 2, before + 5)
@@ -213,18 +201,19 @@ def test_a_tied_head_follows_the_embedding_when_that_grows_or_changes_type():
 
 def test_copies_share_the_embedding_unless_the_model_comes_along():
     lm = tiny_lm()
-    head = TiedQValueHead(WIDTH, lm.get_output_embeddings())
+    head = modules.TiedQValueHead(WIDTH, lm.get_output_embeddings())
     alone = deepcopy(head)
     assert alone.embedding is head.embedding
     assert alone.out_weight is not head.out_weight
-    policy = UtteranceActor(language_actor(lm), CONTROL, 3, guidance=ValueGuidance(qvalue_module(head), beta=1.0))
+    guidance = modules.ValueGuidance(modules.qvalue_module(head), beta=1.0)
+    policy = modules.UtteranceActor(modules.language_actor(lm), CONTROL, 3, guidance=guidance)
     for copied in (deepcopy(policy), pickle.loads(pickle.dumps(policy))):  # noqa: S301
         layer, theirs = copied.decoder.actor[1].module, copied.decoder.rule.guidance.qvalue.module
         assert theirs.embedding is layer
         assert layer is not head.embedding
-    trunk = language_actor(lm)[0].module
-    head = TiedQValueHead(WIDTH, trunk.model.get_input_embeddings())
-    guidance = deepcopy(ValueGuidance(head, beta=1.0, value_trunk=trunk))
+    trunk = modules.language_actor(lm)[0].module
+    head = modules.TiedQValueHead(WIDTH, trunk.model.get_input_embeddings())
+    guidance = deepcopy(modules.ValueGuidance(head, beta=1.0, value_trunk=trunk))
     assert guidance.qvalue.embedding is guidance.value_trunk.module.model.get_input_embeddings()
     assert guidance.qvalue.embedding is not head.embedding
 
@@ -233,8 +222,9 @@ def test_copies_share_the_embedding_unless_the_model_comes_along():
 def test_a_saved_head_comes_back_tied(tmp_path, which):
     lm = tiny_lm("llama")  # with two embeddings
     embedding = lm.get_input_embeddings() if which == "input" else lm.get_output_embeddings()
-    head = TiedQValueHead(WIDTH, embedding, n_heads=3, detach_embedding=False)
-    saved = load_language_model(save_language_model(tmp_path, language_actor(lm), {"qvalue": head}))
+    head = modules.TiedQValueHead(WIDTH, embedding, n_heads=3, detach_embedding=False)
+    modules.save_language_model(tmp_path, modules.language_actor(lm), {"qvalue": head})
+    saved = modules.load_language_model(tmp_path)
     loaded = saved.heads["qvalue"]
     assert loaded.embedding is getattr(saved.lm, f"get_{which}_embeddings")()
     assert loaded.config() == head.config()
@@ -242,14 +232,14 @@ def test_a_saved_head_comes_back_tied(tmp_path, which):
     torch.testing.assert_close(loaded(hidden), head(hidden))
     assert (tmp_path / "heads.safetensors").stat().st_size < 4 * sum(p.numel() for p in head.parameters()) + 2000
     with pytest.raises(ValueError, match="'qvalue' is tied to an embedding that is not in the language model"):
-        save_language_model(tmp_path / "new", tiny_lm(), {"qvalue": head})
+        modules.save_language_model(tmp_path / "new", tiny_lm(), {"qvalue": head})
     assert not (tmp_path / "new").exists()
 
 
 def test_the_default_head_is_tied_where_the_vocabulary_is_large():
     """More than 16,384 ids; the option decides otherwise."""
-    lm = {n: causal_lm(vocab_size=n, layers=1, width=4, heads=2, max_length=8) for n in (16_384, 16_385)}
-    assert isinstance(default_qvalue_head(lm[16_384]), QValueHead)
-    assert default_qvalue_head(lm[16_385], n_heads=1).embedding is lm[16_385].get_output_embeddings()
-    assert isinstance(default_qvalue_head(lm[16_385], tied=False), QValueHead)
-    assert default_qvalue_head(lm[16_384], tied=True).vocab_size == 16_384
+    lm = {n: modules.causal_lm(vocab_size=n, layers=1, width=4, heads=2, max_length=8) for n in (16_384, 16_385)}
+    assert isinstance(modules.default_qvalue_head(lm[16_384]), modules.QValueHead)
+    assert modules.default_qvalue_head(lm[16_385], n_heads=1).embedding is lm[16_385].get_output_embeddings()
+    assert isinstance(modules.default_qvalue_head(lm[16_385], tied=False), modules.QValueHead)
+    assert modules.default_qvalue_head(lm[16_384], tied=True).vocab_size == 16_384

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from tests.modules.toys import TOKENIZER, heads, reseal, tiny_lm
+from tests.modules.toys import TOKENIZER, heads, tiny_lm
 from tests.processes import run
+from tests.sealed import reseal
 from torchrl_lang._files import FileError, write_checksums
 from torchrl_lang.modules import ReturnEmbedding, load_causal_lm, load_language_model, save_language_model
 
@@ -242,7 +243,7 @@ HEADS = [
 def test_heads_are_built_from_a_table_and_within_their_files(tmp_path, head, changes, found):
     saved = {"value": heads()[1], "returns": ReturnEmbedding(16, 0.0, 1.0)}
     save_language_model(tmp_path / "model", tiny_lm(), saved, tokenizer=TOKENIZER.config())
-    reseal(tmp_path / "model", lambda content: content["heads"][head].update(changes))  # as an attacker would
+    reseal(tmp_path / "model" / "torchrl_lang.json", lambda content: content["heads"][head].update(changes))
     with pytest.raises(FileError, match=found) as caught:
         load_language_model(tmp_path / "model")
     assert "\n" not in str(caught.value)

@@ -12,14 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.modules.toys import WIDTH, rows, sliding_lm, tiny_lm
-from torchrl_lang.modules import (
-    TiedQValueHead,
-    Trunk,
-    causal_lm,
-    language_actor,
-    load_language_model,
-    save_language_model,
-)
+from torchrl_lang import modules
 from torchrl_lang.modules.hugging_face import _checked, check_causal
 
 SHAPE = {"vocab_size": 12, "layers": 1, "width": 16, "heads": 2, "max_length": 20}
@@ -28,9 +21,9 @@ SHAPE = {"vocab_size": 12, "layers": 1, "width": 16, "heads": 2, "max_length": 2
 @pytest.mark.parametrize(("kind", "dtype"), [("bert", torch.bfloat16), ("megatron-bert", torch.float32)], ids=str)
 def test_models_that_see_the_future_are_refused(kind, dtype):
     with pytest.raises(ValueError, match=r"is not causal: .*'gpt2', 'llama'"):
-        causal_lm(kind, **SHAPE)
+        modules.causal_lm(kind, **SHAPE)
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    for make in (language_actor, Trunk):
+    for make in (modules.language_actor, modules.Trunk):
         lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=12, **sizes))  # past our function
         with pytest.raises(ValueError, match="is not causal"):
             make(lm.to(dtype))
@@ -38,16 +31,16 @@ def test_models_that_see_the_future_are_refused(kind, dtype):
 
 def test_it_is_the_behaviour_that_counts():
     """A decoder whose layers look ahead is refused, an encoder that is told not to is taken."""
-    Trunk(causal_lm("bert", is_decoder=True, **SHAPE))
+    modules.Trunk(modules.causal_lm("bert", is_decoder=True, **SHAPE))
     lm = deepcopy(tiny_lm())  # a copy was not checked before
     lm.base_model.h[0].register_forward_hook(lambda module, args, out: out.flip(1))
     with pytest.raises(ValueError, match="is not causal"):
-        Trunk(lm)
+        modules.Trunk(lm)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mistral", "bloom", "mixtral", "mamba"])
 def test_causal_models_are_taken_and_left_as_they_were(kind):
-    lm = sliding_lm(kind) if kind == "mistral" else causal_lm(kind, **SHAPE)
+    lm = sliding_lm(kind) if kind == "mistral" else modules.causal_lm(kind, **SHAPE)
     lm.train()
     _checked.discard(lm.base_model)
     state, grad = torch.get_rng_state(), torch.is_grad_enabled()
@@ -82,7 +75,8 @@ CASES = {
 def tuned_model(case):
     kind, config, options = CASES[case]
     torch.manual_seed(0)
-    lm = causal_lm(kind, vocab_size=12, layers=2, width=WIDTH, heads=2, max_length=40, initializer_range=0.3, **options)
+    options = SHAPE | {"layers": 2, "max_length": 40, "initializer_range": 0.3} | options
+    lm = modules.causal_lm(kind, **options)
     model = peft.get_peft_model(lm, config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -100,8 +94,8 @@ def test_what_is_loaded_computes_what_was_saved(tmp_path, case):
         with model.disable_adapter():
             assert (model(TOKENS).logits - logits).abs().max() > 0.05, "the adapters do nothing"
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        save_language_model(tmp_path / "model", language_actor(model) if "tied" in case else model)
-        loaded = load_language_model(tmp_path / "model").lm
+        modules.save_language_model(tmp_path / "model", modules.language_actor(model) if "tied" in case else model)
+        loaded = modules.load_language_model(tmp_path / "model").lm
         torch.testing.assert_close(loaded(TOKENS).logits, logits, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(model(TOKENS).logits, logits, rtol=0, atol=0)
     names = load_file(tmp_path / "model" / "model.safetensors")
@@ -111,7 +105,7 @@ def test_what_is_loaded_computes_what_was_saved(tmp_path, case):
 
 
 def loaded_logits(folder, lm):
-    return load_language_model(save_language_model(folder / "model", lm)).lm(TOKENS).logits
+    return modules.load_language_model(modules.save_language_model(folder / "model", lm)).lm(TOKENS).logits
 
 
 @torch.no_grad()
@@ -133,7 +127,7 @@ def test_what_is_switched_off_is_not_merged_and_what_is_merged_already_is(tmp_pa
 def test_ties_end_where_an_adapter_changes_one_side(tmp_path):
     with pytest.warns(UserWarning, match="tie"):
         model = tuned_model("tied head")
-    save_language_model(tmp_path / "model", model)
+    modules.save_language_model(tmp_path / "model", model)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"] is False
     assert model.get_base_model().config.tie_word_embeddings is True
 
@@ -141,8 +135,8 @@ def test_ties_end_where_an_adapter_changes_one_side(tmp_path):
 def test_what_cannot_be_merged_is_refused(tmp_path):
     prompts = peft.get_peft_model(tiny_lm(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     model = tuned_model("head")
-    head = TiedQValueHead(WIDTH, model.get_base_model().get_output_embeddings())
+    head = modules.TiedQValueHead(WIDTH, model.get_base_model().get_output_embeddings())
     for lm, heads, message in ((prompts, {}, "Learnt prompts are not"), (model, {"q": head}, "adapters change it")):
         with pytest.raises(ValueError, match=message):
-            save_language_model(tmp_path / "model", lm, heads)
+            modules.save_language_model(tmp_path / "model", lm, heads)
     assert not (tmp_path / "model").exists()

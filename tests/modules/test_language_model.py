@@ -15,16 +15,8 @@ from tests.modules.toys import KINDS, TOKENIZER, heads, rows, tiny_lm
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import causal_lm, load_causal_lm, load_language_model, save_language_model
 
-FILES = (
-    "checksums.json",
-    "config.json",
-    "generation_config.json",
-    "heads.safetensors",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "torchrl_lang.json",
-)
+FILES = ["checksums.json", "config.json", "generation_config.json", "heads.safetensors", "model.safetensors"]
+FILES += ["tokenizer.json", "tokenizer_config.json", "torchrl_lang.json"]
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,11 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_lang import modules
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs import WordleEnv
 from torchrl_lang.envs.wordle import RandomWordPlayer
 from torchrl_lang.functional.decisions import trained_states
-from torchrl_lang.modules import (
-    MixedPolicy,
-    QValueHead,
-    UtteranceActor,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
 
 WORDS = ["crane", "slate", "purge", "mouse"]
@@ -37,17 +28,17 @@ def env(n=6):
 def actor():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return language_actor(
-            causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=64, initializer_range=0.2)
+        return modules.language_actor(
+            modules.causal_lm(vocab_size=35, layers=1, width=16, heads=2, max_length=64, initializer_range=0.2)
         )
 
 
 def speaker(actor, **options):
-    return UtteranceActor(actor, env(1).tokenizer.control, 6, seed=0, **options)
+    return modules.UtteranceActor(actor, env(1).tokenizer.control, 6, seed=0, **options)
 
 
 def mixed(actor, prob=0.5, seed=1, **options):
-    return MixedPolicy(speaker(actor, **options), RandomWordPlayer(WORDS, seed=2), prob, seed=seed)
+    return modules.MixedPolicy(speaker(actor, **options), RandomWordPlayer(WORDS, seed=2), prob, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +63,14 @@ def test_every_row_is_drawn_for_itself_and_the_others_say_what_they_would():
         return TensorDictModule(lambda tokens: torch.full_like(tokens[..., :width], n), ["tokens"], ["action"])
 
     td = TensorDict(tokens=torch.zeros(2000, 2, 8, dtype=torch.int64), batch_size=[2000, 2])
-    said = MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td)
+    said = modules.MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td)
     assert said["is_example"].shape == (2000, 2, 1)
     assert said["is_example"].float().mean().item() == pytest.approx(0.25, abs=0.035)  # five standard deviations
     assert torch.equal(said["action"] == 2, said["is_example"].expand(2000, 2, 3))
-    again = MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td.select("tokens"))
+    again = modules.MixedPolicy(say(1, 3), say(2, 3), 0.25, seed=0)(td.select("tokens"))
     assert torch.equal(again["is_example"], said["is_example"])
     with pytest.raises(ValueError, match="use the same action_length"):  # one token would be repeated
-        MixedPolicy(say(1, 3), say(2, 1), 0.25, seed=0)(td)
+        modules.MixedPolicy(say(1, 3), say(2, 1), 0.25, seed=0)(td)
 
 
 def test_rows_without_an_example_say_what_they_would_say(actor):
@@ -98,11 +89,11 @@ def test_rows_without_an_example_say_what_they_would_say(actor):
 
 
 def make(name, actor, **options):
-    actor, v = copy.deepcopy(actor), value_module(ValueHead(16))
+    actor, v = copy.deepcopy(actor), modules.value_module(modules.ValueHead(16))
     if name == "bc":
         return BCLoss(actor, actor_normalizer="action", **options)
     if name == "ilql":
-        return ILQLLoss(actor, qvalue_module(QValueHead(16, 35)), v, **options)
+        return ILQLLoss(actor, modules.qvalue_module(modules.QValueHead(16, 35)), v, **options)
     return PPOLoss(speaker(actor), v, entropy_weight=0.01, **options)
 
 
@@ -145,7 +136,7 @@ def test_advantages_go_through_examples(actor):
     policy = mixed(actor, 0.5, seed=4)
     steps = env(20).rollout(3, policy, break_when_any_done=False)
     rows = rows_from_rollout(steps, unfinished="drop", carry=["token_log_prob", "train_mask"])
-    value = value_module(ValueHead(16))
+    value = modules.value_module(modules.ValueHead(16))
     rows = PPOLoss(policy.policy, value, gamma=1.0, lmbda=1.0, turn_gamma=1.0, turn_lmbda=1.0).estimate(rows)
     ended = rows["terminated"].squeeze(-1)
     first = rows["agent_mask"].int().argmax(-1, keepdim=True)
@@ -170,7 +161,7 @@ def test_a_recurrent_policys_memory_is_its_own(actor):
 
     example = TensorDictModule(lambda tokens: torch.ones(len(tokens), 2, dtype=torch.int64), ["tokens"], ["action"])
     rows = TensorDict(tokens=torch.zeros(16, 4, dtype=torch.int64), h=torch.full((16, 1), 5.0), batch_size=[16])
-    said = MixedPolicy(Recurrent(), example, 0.5, seed=0)(rows)
+    said = modules.MixedPolicy(Recurrent(), example, 0.5, seed=0)(rows)
     chosen = said["is_example"].squeeze(-1)
     assert chosen.any()
     assert not chosen.all()

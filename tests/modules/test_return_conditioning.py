@@ -10,19 +10,10 @@ from torch.nn import functional as F
 
 from tests.modules.test_prefix_cache import Counter
 from tests.modules.toys import CONTROL, KINDS, TOKENIZER, WIDTH, rows, sliding_lm, tiny_lm
+from torchrl_lang import modules
 from torchrl_lang.data import rows_from_rollout
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.functional.decisions import shift_right
-from torchrl_lang.modules import (
-    ReturnConditionedActor,
-    ReturnEmbedding,
-    Trunk,
-    UtteranceActor,
-    condition_on_returns,
-    language_actor,
-    load_language_model,
-    save_language_model,
-)
 from torchrl_lang.objectives import DecisionTransformerLoss
 
 MODES = ("constant", "decremented")
@@ -32,7 +23,7 @@ CLOSE = {"atol": 1e-6, "rtol": 1e-6}
 
 def embedding(mode="decremented", low=-8.0, high=2.0, width=WIDTH, **options):
     """Embeddings that change a policy's choices."""
-    returns = ReturnEmbedding(width, low, high, mode=mode, **options)
+    returns = modules.ReturnEmbedding(width, low, high, mode=mode, **options)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(3)
         returns.weight.normal_()
@@ -41,7 +32,7 @@ def embedding(mode="decremented", low=-8.0, high=2.0, width=WIDTH, **options):
 
 
 def conditioned(lm, mode="decremented", **options):
-    return condition_on_returns(language_actor(lm), embedding(mode, **options).to(lm.dtype))
+    return modules.condition_on_returns(modules.language_actor(lm), embedding(mode, **options).to(lm.dtype))
 
 
 def carrying(batch, returns, every=3):
@@ -64,7 +55,7 @@ def test_the_trunk_adds_the_embedding_of_the_return(kind):
     returns = trunk.returns
     with torch.no_grad():
         raw = trunk(batch["tokens"])
-        assert torch.equal(raw, Trunk(lm)(batch["tokens"]))  # ids without a return are read as before
+        assert torch.equal(raw, modules.Trunk(lm)(batch["tokens"]))  # ids without a return are read as before
         ids = batch["tokens"].clone()
         ids[:, 0] += V * (1 + 750)  # 3/4 of the way from -8 to 2, scaled to 0.5
         embedded = F.embedding(batch["tokens"], lm.get_input_embeddings().weight)
@@ -78,10 +69,10 @@ def test_embeddings_with_code_of_their_own_are_used():
     batch, other = rows(), tiny_lm("llama")
     adapted = get_peft_model(other, LoraConfig(target_modules=["embed_tokens"], init_lora_weights=False))
     for model in (lm, adapted.double()):
-        actor = language_actor(model)
+        actor = modules.language_actor(model)
         plain = actor[0].module(batch["tokens"])
-        returns = ReturnEmbedding(WIDTH, 0.0, 1.0).double()  # zero
-        again = condition_on_returns(actor, returns)[0].module(carrying(batch, returns)["tokens"])
+        returns = modules.ReturnEmbedding(WIDTH, 0.0, 1.0).double()  # zero
+        again = modules.condition_on_returns(actor, returns)[0].module(carrying(batch, returns)["tokens"])
         assert torch.equal(again, plain)
 
 
@@ -90,15 +81,15 @@ def test_a_saved_folder_holds_a_plain_model_and_the_embedding(tmp_path, kind):
     lm = tiny_lm(kind)
     actor = conditioned(lm, target=-1.5)
     returns = actor[0].module.returns
-    save_language_model(tmp_path / "actor", actor, {"returns": returns}, tokenizer=TOKENIZER.config())
-    save_language_model(tmp_path / "plain", lm, tokenizer=TOKENIZER.config())
+    modules.save_language_model(tmp_path / "actor", actor, {"returns": returns}, tokenizer=TOKENIZER.config())
+    modules.save_language_model(tmp_path / "plain", lm, tokenizer=TOKENIZER.config())
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("actor", "plain")]
     assert weights[0] == weights[1]
-    saved = load_language_model(tmp_path / "actor")
+    saved = modules.load_language_model(tmp_path / "actor")
     held = saved.heads["returns"]
     assert held.config() == returns.config()
     assert [*held.config().values()] == [WIDTH, -8.0, 2.0, "decremented", -1.5, 1001]
-    loaded = condition_on_returns(language_actor(saved.lm), held)
+    loaded = modules.condition_on_returns(modules.language_actor(saved.lm), held)
     batch = carrying(rows(), returns)
     assert torch.equal(loaded.get_dist(batch).logits, actor.get_dist(batch).logits)
 
@@ -109,8 +100,8 @@ def test_cached_equals_uncached_and_the_distribution_agrees(kind, method):
     batch["target_return"] = torch.linspace(-8, 2, 12)[:, None]
 
     def play(target=None, **options):
-        inner = UtteranceActor(actor, CONTROL, K, seed=3, method=method, **options)
-        return ReturnConditionedActor(inner, target)
+        inner = modules.UtteranceActor(actor, CONTROL, K, seed=3, method=method, **options)
+        return modules.ReturnConditionedActor(inner, target)
 
     cached, uncached = (play(cached=flag, prefix_cache=flag)(batch.clone()) for flag in (True, False))
     assert torch.equal(cached["action"], uncached["action"])
@@ -129,8 +120,8 @@ def corridor():
 
 def corridor_policy(env, mode, *, target=-2.0, kind="gpt2", **options):
     lm = tiny_lm(kind, vocab_size=env.tokenizer.vocab_size, max_length=40).double()
-    inner = UtteranceActor(conditioned(lm, mode), env.tokenizer.control, 2, seed=1, temperature=2.0, **options)
-    return ReturnConditionedActor(inner, target)
+    inner = modules.UtteranceActor(conditioned(lm, mode), env.tokenizer.control, 2, seed=1, temperature=2.0, **options)
+    return modules.ReturnConditionedActor(inner, target)
 
 
 @pytest.mark.parametrize(("mode", "kind"), [*zip(MODES, ("gpt2", "llama"), strict=True)])
@@ -174,7 +165,7 @@ def test_a_new_target_or_new_weights_are_read_although_the_prefix_is_cached():
     actor, batch = conditioned(tiny_lm().double(), "constant"), prompts()
 
     def player(target):
-        return ReturnConditionedActor(UtteranceActor(actor, CONTROL, K, method="greedy"), target)
+        return modules.ReturnConditionedActor(modules.UtteranceActor(actor, CONTROL, K, method="greedy"), target)
 
     policy, found = player(0.0), []
     for change in (lambda weight: weight, lambda weight: weight, lambda weight: weight.mul_(-1)):
@@ -192,4 +183,4 @@ def test_a_return_to_go_that_leaves_the_range_is_clamped(corridor):
     steps = corridor.rollout(5, policy, break_when_any_done=False)
     assert (steps["next", "token_reward"].sum(-1).amin() < -1).item()
     assert policy.conditioned(steps[:, -1])["tokens"].max() // corridor.tokenizer.vocab_size == 1001
-    assert not ReturnEmbedding(WIDTH, 0.0, 0.0).outside(torch.zeros(1))  # all games may have the same return
+    assert not modules.ReturnEmbedding(WIDTH, 0.0, 0.0).outside(torch.zeros(1))  # all games may have the same return

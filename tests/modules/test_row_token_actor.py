@@ -212,11 +212,8 @@ def test_an_engine_reads_rows_and_its_log_probabilities_are_kept():
     out = WrapperActor(engine, CONTROL, K)(rows)
     assert engine.prompts == [row["tokens"][row["attention_mask"]].tolist() for row in rows]
     assert out["action"].tolist() == [[2, 3, END, *[PAD] * 3], [1, 2, 3, 4, 5, END], [4, 4, *[PAD] * 4]]
-    assert out["token_log_prob"].tolist() == [
-        [-3, -4, -1 - END, 0, 0, 0],
-        [-2, -3, -4, -5, -6, 0],
-        [-5, -5, 0, 0, 0, 0],
-    ]
+    expected = [[-3, -4, -1 - END, 0, 0, 0], [-2, -3, -4, -5, -6, 0], [-5, -5, 0, 0, 0, 0]]
+    assert out["token_log_prob"].tolist() == expected
     engine.padding_value = END
     with pytest.raises(ValueError, match=f"one whose padding token has the id {PAD}"):
         WrapperActor(engine, CONTROL, K)

@@ -16,23 +16,7 @@ from tests.modules.featured_rows import F, feature_rows
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, heads, tiny_lm
 from tests.processes import run
 from tests.text.test_hf_tokenizer import byte_level
-from torchrl_lang.modules import (
-    FeatureEmbedding,
-    QValueHead,
-    Trunk,
-    UtteranceActor,
-    ValueGuidance,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    load_agent,
-    load_language_model,
-    qvalue_module,
-    save_agent,
-    save_language_model,
-    value_module,
-    with_features,
-)
+from torchrl_lang import modules
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.text import CharTokenizer, HFTokenizer
 
@@ -73,7 +57,7 @@ def saved(tmp_path_factory):
         ("llama", HFTokenizer(byte_level(eos_token="<|end|>")), ["héllo, 日本 </s>", "<|end|>"]),
     ):
         lm = tiny_lm(kind, vocab_size=tokenizer.vocab_size)
-        folder = save_language_model(home / kind, lm, {"value": heads()[1]}, tokenizer=tokenizer.config())
+        folder = modules.save_language_model(home / kind, lm, {"value": heads()[1]}, tokenizer=tokenizer.config())
         made.append((folder, tokenizer, texts + more, lm))
     return made
 
@@ -100,7 +84,8 @@ def greedy(lm, tokenizer, prompt):
     tokens = torch.full((1, len(prompt) + 9), tokenizer.control.pad)
     tokens[0, : len(prompt)] = torch.tensor(prompt)
     mask = torch.arange(len(prompt) + 9) < len(prompt)
-    actor = UtteranceActor(language_actor(lm), tokenizer.control, 9, method="greedy", vocab_size=tokenizer.vocab_size)
+    options = {"method": "greedy", "vocab_size": tokenizer.vocab_size}
+    actor = modules.UtteranceActor(modules.language_actor(lm), tokenizer.control, 9, **options)
     action = actor(TensorDict(tokens=tokens, attention_mask=mask[None], batch_size=[1]))["action"][0].tolist()
     end = tokenizer.control.end_of_action
     return action[: action.index(end) + 1][:8]
@@ -109,10 +94,11 @@ def greedy(lm, tokenizer, prompt):
 def test_a_saved_model_is_replaced_whole_and_a_link_stays_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "model").symlink_to("disk")
-    save_language_model(tmp_path / "model", tiny_lm("llama"), {"value": heads()[1]}, tokenizer=TOKENIZER.config())
-    save_language_model(tmp_path / "model", tiny_lm("gpt2"))
+    folder = tmp_path / "model"
+    modules.save_language_model(folder, tiny_lm("llama"), {"value": heads()[1]}, tokenizer=TOKENIZER.config())
+    modules.save_language_model(folder, tiny_lm("gpt2"))
     assert (tmp_path / "model").is_symlink()
-    assert load_language_model(tmp_path / "disk").lm.config.model_type == "gpt2"
+    assert modules.load_language_model(tmp_path / "disk").lm.config.model_type == "gpt2"
     assert not (tmp_path / "disk" / "tokenizer.json").exists()
 
 
@@ -120,29 +106,29 @@ def test_what_cannot_be_saved(tmp_path):
     trunk = TensorDictModule(nn.Embedding(5, 5), in_keys=["tokens"], out_keys=["logits"])
     prob = ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical)
     with pytest.raises(ValueError, match="Only an actor of a Trunk"):
-        save_language_model(tmp_path, ProbabilisticTensorDictSequential(trunk, prob))
-    head = ValueHead(WIDTH)
+        modules.save_language_model(tmp_path, ProbabilisticTensorDictSequential(trunk, prob))
+    head = modules.ValueHead(WIDTH)
     TensorDict.from_module(head).data.to_module(head, preserve_module_state=False)  # plain tensors, no parameters
     with pytest.raises(ValueError, match="'target'] have no weights"):
-        save_language_model(tmp_path / "model", tiny_lm(), {"target": head})
+        modules.save_language_model(tmp_path / "model", tiny_lm(), {"target": head})
     for broken in ("model", "head"):
         lm, value = tiny_lm(), heads()[1]
         with torch.no_grad():
             (lm.transformer.ln_f.bias if broken == "model" else value.out_bias).fill_(float("nan"))
         with pytest.raises(ValueError, match=r"not finite.*not saved"):
-            save_language_model(tmp_path / "model", lm, {"value": value})
+            modules.save_language_model(tmp_path / "model", lm, {"value": value})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_losss_target_network_is_saved_with_the_weights_of_now(tmp_path, normalize):
-    lm = causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
-    q = QValueHead(8, 11, normalize=normalize)
-    loss = ILQLLoss(language_actor(lm), qvalue_module(q), value_module(ValueHead(8)))
+    lm = modules.causal_lm(vocab_size=11, layers=1, width=8, heads=2, max_length=16)
+    q = modules.QValueHead(8, 11, normalize=normalize)
+    loss = ILQLLoss(modules.language_actor(lm), modules.qvalue_module(q), modules.value_module(modules.ValueHead(8)))
     target = loss.target_qvalue_network().module
     loss.target_qvalue_network_params.data.apply_(lambda weight: weight.add_(1.0))
     assert not any(parameter.requires_grad for parameter in target.parameters())
-    saved = load_language_model(save_language_model(tmp_path, lm, {"target": target})).heads["target"]
+    saved = modules.load_language_model(modules.save_language_model(tmp_path, lm, {"target": target})).heads["target"]
     expected = loss.target_qvalue_network_params.get("module")
     assert all(torch.equal(value, expected[name]) for name, value in saved.state_dict().items())
     with loss.target_qvalue_network_params.get("module").data.to_module(q):
@@ -151,14 +137,14 @@ def test_a_losss_target_network_is_saved_with_the_weights_of_now(tmp_path, norma
 
 @pytest.mark.parametrize("sees", ["both", "values", "actor"])
 def test_a_saved_agent_reads_features_as_before(tmp_path, sees):
-    actor, trunk = language_actor(tiny_lm()), Trunk(tiny_lm(seed=5))
+    actor, trunk = modules.language_actor(tiny_lm()), modules.Trunk(tiny_lm(seed=5))
     if sees != "values":
-        with_features(actor, FeatureEmbedding(F, WIDTH, positions=False))
+        modules.with_features(actor, modules.FeatureEmbedding(F, WIDTH, positions=False))
     if sees != "actor":
-        with_features(trunk, FeatureEmbedding(F, WIDTH, hidden=3))
-    guidance = ValueGuidance(*heads(), beta=3.0, value_trunk=trunk)
-    policy = UtteranceActor(actor, CONTROL, 4, method="greedy", guidance=guidance)
-    agent = load_agent(save_agent(tmp_path / "agent", policy, TOKENIZER))
+        modules.with_features(trunk, modules.FeatureEmbedding(F, WIDTH, hidden=3))
+    guidance = modules.ValueGuidance(*heads(), beta=3.0, value_trunk=trunk)
+    policy = modules.UtteranceActor(actor, CONTROL, 4, method="greedy", guidance=guidance)
+    agent = modules.load_agent(modules.save_agent(tmp_path / "agent", policy, TOKENIZER))
     loaded = agent.policy.decoder
     assert (loaded.actor[0].module.features is None) == (sees == "values")
     assert (loaded.value_trunk.module.features is None) == (sees == "actor")

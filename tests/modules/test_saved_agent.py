@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests import processes
 from tests.data.chat_templates import EXACT, tokenizer_of
 from tests.modules import toys
-from tests.modules.toys import CONTROL, TOKENIZER, heads, reseal, tiny_lm
+from tests.modules.toys import CONTROL, TOKENIZER, heads, tiny_lm
+from tests.sealed import reseal
 from torchrl_lang._files import FileError
 from torchrl_lang.modules import (
     QValueHead,
@@ -208,12 +209,9 @@ def test_what_is_no_agent_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no model in"):
         load_agent(tmp_path / "nothing")
     folder = save("other", values_of_their_own("likelihood"))
-    for change, message in (
-        ({"value_lm": False}, "NoneType"),
-        ({"tokenizer": None}, "None"),
-        ({"tokenizer": {"kind": "own"}}, "own"),
-    ):
-        reseal(folder, lambda content, change=change: content.update(change))
+    changes = {"NoneType": {"value_lm": False}, "None": {"tokenizer": None}, "own": {"tokenizer": {"kind": "own"}}}
+    for message, change in changes.items():
+        reseal(folder / "torchrl_lang.json", lambda content, change=change: content.update(change))
         with pytest.raises(FileError, match=f"an agent that cannot be built .*{message}"):
             load_agent(folder)
 

@@ -29,10 +29,11 @@ from torchrl_lang.modules.language_model import fit_vocabulary
 V = TOKENIZER.vocab_size
 SMALL = {"vocab_size": 9, "layers": 1, "width": 8, "heads": 2, "max_length": 16}
 Q, STATE = heads()
+UNPLACED = FeatureEmbedding(5, 8, positions=False)
 
 
-def module(head, key):
-    return TensorDictModule(head, in_keys=["hidden"], out_keys=[key])
+def module(head, key, reads="hidden"):
+    return TensorDictModule(head, in_keys=[reads], out_keys=[key])
 
 
 def guided(qvalue, value=None, **options):
@@ -46,11 +47,7 @@ WRONG = [
     (lambda: policy(value=nn.Linear(WIDTH, 2)), ValueError, r"value must write .* got \[3, 2\]"),
     (guided(module(Q, "q")), ValueError, "qvalue must write 'action_value'"),
     (guided(Q, Q), ValueError, "a QValueHead does not"),
-    (
-        lambda: policy(value=TensorDictModule(STATE, ["h"], ["state_value"])),
-        KeyError,
-        "ValueHead reads 'h' but .* writes",
-    ),
+    (lambda: policy(value=module(STATE, "state_value", "h")), KeyError, "ValueHead reads 'h' but .* writes"),
     (lambda: policy(forbidden=[3, V]), ValueError, r"got \[12\]"),
     (lambda: policy(forbidden=range(V)), ValueError, "leave a token to write"),
     (lambda: UtteranceActor(language_actor(tiny_lm(vocab_size=9)), CONTROL, K), ValueError, "12 ids, the model only 9"),
@@ -63,11 +60,7 @@ WRONG = [
     (lambda: language_actor(Trunk(tiny_lm())), ValueError, "Pass head="),
     (lambda: language_actor(causal_lm("gemma2", **SMALL, head_dim=4)), ValueError, "final_logit_softcapping"),
     (lambda: Trunk(tiny_lm())(torch.zeros(1, 41).long()), ValueError, "exceed the model's 40 positions.*row_length=40"),
-    (
-        lambda: with_features(language_actor(causal_lm("bloom", **SMALL)), FeatureEmbedding(5, 8, positions=False)),
-        ValueError,
-        "learned or rotary",
-    ),
+    (lambda: with_features(language_actor(causal_lm("bloom", **SMALL)), UNPLACED), ValueError, "learned or rotary"),
     (lambda: train_top_layers(tiny_lm(), 4), ValueError, "Cannot train 4 of the model's 2 layers"),
     (lambda: train_top_layers(nn.Linear(2, 2), 1), ValueError, "neither a Trunk nor"),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from torchrl_lang._files import write_checksums, write_manifest
 from torchrl_lang.modules import QValueHead, ValueHead, causal_lm
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.text import CharTokenizer
@@ -149,15 +147,3 @@ class Golden:
 
     def _linears(self, name: str) -> tuple[torch.Tensor, ...]:
         return tuple(self[f"param/{name}.{layer}.{what}"] for layer in (0, 2) for what in ("weight", "bias"))
-
-
-def reseal(folder, change=None):
-    """Change a saved model's record as somebody would who knows the format: digest and checksums match again."""
-    path = folder / "torchrl_lang.json"
-    content = json.loads(path.read_text())
-    del content["digest"]
-    if change is not None:
-        change(content)
-    write_manifest(path, content)
-    write_checksums(folder)
-    return folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import spawned
-from tests.recipes.demos import Trainings
+from tests.recipes.commands import Trainings
 from tests.recipes.walks import ALGORITHMS, generate, train
 from torchrl_lang.__main__ import main
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, refused
+from tests.recipes.commands import assert_same_runs, interrupted_at, refused
 from tests.recipes.walks import ALGORITHMS, generate, train
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError

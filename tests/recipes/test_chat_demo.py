@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.data.chat_templates import IM, SMOLLM2, Family, tokenizer_of
-from tests.recipes.interrupt import interrupted_at
+from tests.recipes.commands import interrupted_at, words_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs.games import GuessNumber, Shop
 from torchrl_lang.envs.games.task import GamesTask
@@ -31,8 +31,7 @@ def model(tmp_path_factory):
 
 
 def command(model, out, *more):
-    sizes = [str(word) for name, value in SIZES.items() for word in (f"--{name}", value)]
-    return main(["demo-chat", "--out", str(out), "--pretrained", model, *sizes, *more])
+    return main(["demo-chat", "--out", str(out), "--pretrained", model, *words_of(SIZES), *more])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
 from torchrl_lang._files import FileError
 from torchrl_lang.evaluation import Summary
 from torchrl_lang.recipes.compare import CHOICE, REPORT, Row, TrainedPlayer, compared, decodings, format_rows

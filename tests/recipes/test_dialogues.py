@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 from importlib.metadata import version
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 import yaml
 
 from tests.data.chat_templates import EXACT, FIRST_PROMPT_ONLY, tokenizer_of
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import file_digest, folder_lock, read_tensors
 from torchrl_lang.data import dataset_from_jsonl, load_dataset
@@ -28,17 +27,7 @@ from torchrl_lang.text.tokenizers import UNKNOWN
 
 MODEL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch-size", "8", "--eval-games", "4"]
 TINY = [*MODEL, "--steps", "4", "--eval-every", "2", "--log-every", "1"]
-
-OPPOSITES = """
-from torchrl_lang.text import CharTokenizer
-from torchrl_lang.envs import PromptEnv
-
-
-def make_env(batch_size, *, row_length=30, seed=None, device=None):
-    tokenizer = CharTokenizer.from_alphabet("abdginostuwn")
-    options = {"row_length": row_length, "action_length": 6, "batch_size": batch_size, "seed": seed, "device": device}
-    return PromptEnv(["big", "hot"], lambda prompts, words: [len(word) for word in words], tokenizer, **options)
-"""
+NAME = "tests.recipes.games:length_env"
 
 
 def dialogue(number):
@@ -161,17 +150,15 @@ def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_pa
     assert load_run(tmp_path / "run").action_length == 5
 
 
-def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, monkeypatch, capsys):
-    (tmp_path / "opposites.py").write_text(OPPOSITES.replace("abdginostuwn", "abcdghilnostuwy"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    given = ["--task", "opposites:make_env", "--option", "row_length=26"]
-    run, task = tmp_path / "run", find_task("opposites:make_env")
+def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, capsys):
+    given = ["--task", NAME, "--option", "row_length=26"]
+    run, task = tmp_path / "run", find_task(NAME)
     assert main(train("bc", home, run, *given)) == 0
     assert "best at step 2, mean return" in capsys.readouterr().out.replace("step 4", "step 2")
     assert load_dataset(run / "data").rows["tokens"].shape == (40, 26)
     notes = json.loads((run / "config.json").read_text())["notes"]
-    assert notes == {"task": "opposites:make_env", "options": {"row_length": 26}}
-    assert main(["evaluate", "--run", str(run), "--games", "4", "--task", "opposites:make_env"]) == 0
+    assert notes == {"task": NAME, "options": {"row_length": 26}}
+    assert main(["evaluate", "--run", str(run), "--games", "4", "--task", NAME]) == 0
     # Its weights and tokenizer can be used without its task.
     alone = ["--start", str(run), "--row-length", "26", "--lr", "1e-12", "--weight-decay", "0"]
     assert main(train("bc", home, tmp_path / "bc", *alone)) == 0
@@ -179,24 +166,19 @@ def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, 
         load_run(folder, kind).model.lm.state_dict() for folder, kind in ((run, task), (tmp_path / "bc", None))
     )
     torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
-    sys.modules.pop("opposites")
 
 
-def test_a_run_on_dialogues_plays_in_an_environment_that_is_given(runs, tmp_path, monkeypatch, capsys):
-    letters = "".join(load_dataset(runs / "bc" / "data").tokenizer.symbols[:-7])
-    (tmp_path / "opposites.py").write_text(OPPOSITES.replace('"abdginostuwn"', f'"{letters}", unknown=True'))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    given = ["--task", "opposites:make_env", "--option", "row_length=18"]
+def test_a_run_on_dialogues_plays_in_an_environment_that_is_given(runs, tmp_path, capsys):
+    given = ["--task", NAME, "--option", "row_length=18"]
     for call in (["evaluate", "--run"], ["train", "ppo", "--out", tmp_path / "ppo", "--start"]):
         assert "has no games: give an environment with --task package.module:" in refused(capsys, *call, runs / "bc")
     assert main(["evaluate", "--run", str(runs / "bc"), "--games", "4", *given]) == 0
-    assert main(["play", "opposites:make_env", "--watch", str(runs / "bc"), "--games", "1", *given[2:]]) == 0
+    assert main(["play", NAME, "--watch", str(runs / "bc"), "--games", "1", *given[2:]]) == 0
     online = ["--iterations", "1", "--games", "4", "--turns", "1", "--batch-size", "4", "--eval-games", "4"]
     ppo = ["train", "ppo", "--start", str(runs / "bc"), "--out", str(tmp_path / "ppo"), *online, "--value-warmup", "0"]
     assert main([*ppo, *given]) == 0
     other = ["--task", "torchrl_lang.envs.games:CorridorEnv"]
     assert "was made with another tokenizer" in refused(capsys, "evaluate", "--run", runs / "bc", *other)
-    sys.modules.pop("opposites")
 
 
 @pytest.fixture(scope="module")
@@ -255,12 +237,6 @@ def test_options_that_do_not_fit(home, more, message, capsys, tmp_path):
     assert message in refused(capsys, *train("bc", home, tmp_path / "run", *more))
 
 
-def test_messages_of_the_system_need_the_chat_template(chat_model, tmp_path, capsys):
-    (tmp_path / "dialogues.jsonl").write_text(chat_lines(0))
-    call = train("bc", tmp_path, tmp_path / "run", "--tokenizer", str(chat_model))
-    assert "no messages of the roles ['system']: use a ChatTokenizer (--chat)" in refused(capsys, *call)
-
-
 def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
     call = ["train", "bc", "--data", runs / "bc" / "data", "--out", tmp_path / "run", *TINY]
     message = "is no file of dialogues: leave out --row-length, --on-error"
@@ -271,7 +247,6 @@ def test_options_of_dialogues_are_refused_for_a_dataset(runs, tmp_path, capsys):
     ("lines", "message"),
     [
         ("", "holds no dialogue: give one JSON object per line"),
-        ('{"turns": []}', "holds 1 bad line (line 1: "),
         ('{"turns": [{"role": "user", "text": "hi"}]}', "has no turn of the agent to learn from"),
         ('{"turns": [{"role": "agent", "text": "a\\ud800"}]}', "line 1: '\\ud800' at position 1 of 'a\\ud800' is not"),
     ],

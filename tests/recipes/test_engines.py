@@ -1,19 +1,16 @@
 """Games that an inference engine plays: the trainer scores them, and its weights are the engine's."""
 
 import importlib.util
-import sys
-import types
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, log_of, refused
+from tests.recipes.commands import assert_same_runs, interrupted_at, log_of, refused
 from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import rows_from_rollout
-from torchrl_lang.envs import PromptEnv
 from torchrl_lang.envs.games import CorridorEnv
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, value_module
 from torchrl_lang.objectives import PPOLoss
@@ -26,7 +23,8 @@ from torchrl_lang.text import CharTokenizer
 
 SMALL = ["--iterations", "3", "--games", "8", "--turns", "3", "--batch-size", "4", "--eval-every", "2"]
 SMALL += ["--eval-games", "4", "--engine", "transformers"]
-WITHOUT_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+WITHOUT_VLLM = pytest.mark.skipif(not HAS_VLLM, reason="needs vLLM")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VLLM = {"dtype": "float32", "enforce_eager": True, "max_model_len": 64, "gpu_memory_utilization": 0.2}
 ENGINES = [("transformers", {}), pytest.param("vllm", VLLM, marks=[WITHOUT_VLLM, pytest.mark.slow])]
@@ -83,10 +81,8 @@ def test_scores_of_the_trainer_are_those_that_it_writes_while_acting(examples, w
     options = PPO(start=wordle / "bc", out=Path("unused"), games=32, examples=examples, temperature=0.8)
     begun = load_initial_policy(options)
     run = OnlineRun(options, begun, kl_transform(options, begun), PPOLearner(options, begun))
-    try:
+    with closing(run.games):
         rows = run.games.play(to_end=True).rows
-    finally:
-        run.games.close()
     scored, agent = score_as_trainer(begun.policy, rows), rows["agent_mask"]
     close = {"atol": 1e-5, "rtol": 1e-5, "equal_nan": True}
     torch.testing.assert_close(scored["token_log_prob"], rows["token_log_prob"], **close)
@@ -118,39 +114,22 @@ def test_an_interrupted_run_sends_its_weights_and_ends_with_the_same_numbers(wor
     assert_same_runs(tmp_path / "whole", tmp_path / "broken")
 
 
-def letters_env(batch_size, **options):
-    """Rewards the letter b."""
-    sizes = {"row_length": 8, "action_length": 4, "batch_size": batch_size}
-    reward = lambda _, answers: [float(answer.count("b")) for answer in answers]  # noqa: E731
-    return PromptEnv(["a"], reward, CharTokenizer.from_alphabet("abc"), **sizes, **options)
-
-
 @pytest.mark.parametrize("engine", [{}, {"engine": "transformers"}, {"engine": "transformers", "max_engine_weight": 2}])
-def test_it_learns_as_without(engine, tmp_path, monkeypatch):
-    module = types.ModuleType("letters_of_engines")
-    module.letters_env = letters_env
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def test_it_learns_as_without(engine, tmp_path):
     torch.manual_seed(0)
     size = CharTokenizer.from_alphabet("abc").vocab_size
     causal_lm("llama", vocab_size=size, layers=1, width=16, heads=2, max_length=16).save_pretrained(tmp_path / "lm")
     sizes = {"games": 64, "turns": 1, "iterations": 12, "eval_every": 12, "eval_games": 64, "batch_size": 64}
-    given = {"pretrained": str(tmp_path / "lm"), "task": f"{module.__name__}:letters_env", "out": tmp_path / "run"}
+    given = {"pretrained": str(tmp_path / "lm"), "task": "tests.recipes.games:letters_env", "out": tmp_path / "run"}
     learning = {"lr": 0.01, "warmup": 0, "value_warmup": 0, "kl_coef": 0.0, "kl_target": None}
     found = PPO(**given, **learning, **sizes, **engine)
     assert train(found) > 2.5  # of at most 3
     assert float(log_of(tmp_path / "run")[0]["return"]) < 1.5
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--engine-option", "dtype=float99"], "transformers takes dtype alone, such as bfloat16"),
-        pytest.param(
-            ["--engine", "vllm"],
-            "--engine vllm needs an extra: pip install 'torchrl-lang[vllm]'",
-            marks=pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is there"),
-        ),
-    ],
-)
-def test_what_an_engine_cannot_do_is_refused(more, message, wordle, tmp_path, capsys):
-    assert message in refused(capsys, *arguments("ppo", wordle / "bc", tmp_path / "run", *more))
+def test_what_an_engine_cannot_do_is_refused(wordle, tmp_path, capsys):
+    call = arguments("ppo", wordle / "bc", tmp_path / "run")
+    takes = "transformers takes dtype alone, such as bfloat16"
+    assert takes in refused(capsys, *call, "--engine-option", "dtype=float99")
+    needs = "--engine vllm needs an extra: pip install 'torchrl-lang[vllm]'"
+    assert HAS_VLLM or needs in refused(capsys, *call, "--engine", "vllm")

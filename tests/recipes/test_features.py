@@ -1,7 +1,6 @@
 """The recipes on rows with features: a game whose answer no text tells, from the command line and by name."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -20,48 +19,18 @@ from torchrl_lang.recipes.tasks import find_task
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "8", "--batch-size", "16", "--steps", "2"]
 FROM_SCRATCH = ("bc", "ilql", "cql", "bcq", "psi", "utterance-ilql", "dt")
 FROM_BC = ("chai", "qsft", "oreo", "dpo", "ipo", "kto")
-GAME = """
-import torch
-
-from torchrl_lang.text import CharTokenizer
-from torchrl_lang.envs import TextGameEnv
-
-
-class Shown:
-    '''Shows the answer as one of three unit vectors, and every other time a constant beside it.'''
-
-    def reset(self, seed):
-        generator = torch.Generator().manual_seed(seed)
-        self.answer = int(torch.randint(3, (), generator=generator))
-        self.features = torch.stack([torch.eye(3)[self.answer], torch.ones(3)])[: 1 + seed % 2]
-        return "?"
-
-    def step(self, text):
-        return "", float(text == str(self.answer)), True
-
-
-def make_env(batch_size, *, seed=None, device=None, features=True):
-    tokenizer = CharTokenizer.from_alphabet("012?")
-    size = (2, 3) if features else None
-    options = {"batch_size": batch_size, "seed": seed, "device": device, "features": size}
-    return TextGameEnv(Shown, tokenizer, row_length=8, action_length=2, **options)
-"""
-NAME = "shown_game:make_env"
+NAME = "tests.recipes.games:shown_env"
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A dataset of 400 random games, without and with features, in a folder with the module of the game."""
+    """A dataset of 400 random games, without and with features, and a run of BC."""
     folder = tmp_path_factory.mktemp("features")
-    (folder / "shown_game.py").write_text(GAME)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        generate = ["generate", NAME, "--games", "400", "--batch", "50"]
-        assert main([*generate, "--out", str(folder / "data")]) == 0
-        assert main([*generate, "--out", str(folder / "texts"), "--option", "features=false"]) == 0
-        assert train(folder, "bc", "bc") == 0
-        yield folder
-    sys.modules.pop("shown_game")
+    generate = ["generate", NAME, "--games", "400", "--batch", "50"]
+    assert main([*generate, "--out", str(folder / "data")]) == 0
+    assert main([*generate, "--out", str(folder / "texts"), "--option", "features=false"]) == 0
+    assert train(folder, "bc", "bc") == 0
+    return folder
 
 
 def train(home, recipe, out, *more, data="data", task=NAME, option=None):

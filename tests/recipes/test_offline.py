@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
 from tests.recipes.walks import TINY, train
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset, row_buffer

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,8 @@ import torch
 from safetensors.torch import load_file
 from tensordict.nn import TensorDictModuleBase
 
-from tests.processes import Program
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, checkpoints, log_of, refused, wait_until, weights_of
+from tests.processes import Program, wait_until
+from tests.recipes.commands import assert_same_runs, checkpoints, interrupted_at, log_of, refused, weights_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation.language import read_run
 from torchrl_lang.envs.wordle import wordle_tokenizer
@@ -246,10 +246,8 @@ def test_examples_are_played_and_not_learned(start):
     with torch.no_grad():
         for parameter in begun.policy.decoder.actor.parameters():
             parameter.mul_(1.1)  # away from the start, so that there is something to pay for
-    try:
+    with closing(run.games):
         rows = run.learner.choose(kl(run.games.play(to_end=True).rows))
-    finally:
-        run.games.close()
     written, learned = rows["agent_mask"], rows["train_mask"]
     shown = written & ~learned
     assert not (learned & ~written).any()
@@ -271,7 +269,7 @@ def test_archer_trains_its_critic_first_and_keeps_games(start):
     run = OnlineRun(options, begun, kl, learner)
     state = lambda module: {name: value.clone() for name, value in module.state_dict().items()}  # noqa: E731
     moved = []
-    try:
+    with closing(run.games):
         for iteration in (1, 2, 3):
             before = state(begun.lm), state(learner.state)
             figures = run.iterate(iteration)
@@ -279,8 +277,6 @@ def test_archer_trains_its_critic_first_and_keeps_games(start):
             moved.append([any((x[key] != y[key]).any() for key in x) for x, y in zip(before, after, strict=True)])
             assert figures["learned_from"] == (0 if iteration == 1 else 5)
             assert figures["critic_loss"] > 0
-    finally:
-        run.games.close()
     assert moved == [[False, True], [True, True], [True, True]]
     assert len(learner.pool) == 20
     reward = learner.pool.rows["token_reward"]
@@ -344,13 +340,10 @@ def test_a_slow_learner_loses_no_turns(start):
     """Workers whose batches wait for over a second deliver them nevertheless."""
     begun = load_initial_policy(PPO(start=start, out=Path("unused"), collector="async"))
     options = {"workers": 2, "games": 16, "turns": 1, "seed": 0, "device": torch.device("cpu")}
-    games = Games(begun.task, begun.policy, kind="async", **options)
-    try:
+    with closing(Games(begun.task, begun.policy, kind="async", **options)) as games:
         for pause in (0.0, 1.2, 1.2):
             time.sleep(pause)
             assert error(begun, games.play().rows) < 1e-3
-    finally:
-        games.close()
 
 
 def test_workers_do_not_see_weights_that_nobody_sent(start):
@@ -363,16 +356,13 @@ def test_workers_do_not_see_weights_that_nobody_sent(start):
 
     begun = load_initial_policy(PPO(start=start, out=Path("unused"), collector="sync"))
     options = {"kind": "sync", "workers": 2, "games": 16, "turns": 3, "seed": 0, "device": torch.device("cpu")}
-    games = Games(begun.task, begun.policy, **options)
-    try:
+    with closing(Games(begun.task, begun.policy, **options)) as games:
         multiply(0.9)  # as a checkpoint does that is restored before anybody plays
         assert error(begun, games.play().rows) < 1e-3
         multiply(1.5)
         assert error(begun, [games.play() for _ in range(3)][-1].rows) > 0.05  # sampled with the earlier weights
         games.weights_changed()
         assert error(begun, [games.play() for _ in range(4)][-1].rows) < 1e-3
-    finally:
-        games.close()
 
 
 def error(begun, rows):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from tests.recipes.lines import assert_same_runs, refused
+from tests.recipes.commands import assert_same_runs, refused
 from torchrl_lang.__main__ import OF_TASKS, RECIPES, attribute, main
 from torchrl_lang._files import FileError
 from torchrl_lang.recipes.algorithms import BC, CQL, ILQL, PPO, PercentBC
@@ -244,8 +244,16 @@ GRPO_FROM = "train grpo --out run --start start"
         ("train rloo --out run --start start --curriculum 1", "--curriculum should be greater than or equal to 2"),
         ("generate wordle --out x --words 0", "number of words must lie in [1, "),
         ("generate wordle --out x --words no/file.txt", "no/file.txt is missing"),
+        ("generate wordle --out x --words ²", "² is missing"),
+        ("generate wordle --out x --make human", "--make human needs --tweets"),
+        ("generate wordle --out x --tweets x.csv", "others take none"),
+        ("generate wordle --out x --make branched --player careful", "omit --player careful"),
         ("generate textworld --out x --level 301", "no --level 301 of coin_collector"),
         ("generate textworld --out x --world w2", "no --world w2 of coin_collector: write --kind"),
+        ("train ad --out run --size 2", "3 tasks leave none for a part"),
+        ("train ad --out run --history nothing", "There is no learning history in nothing"),
+        ("distill --quick --out x --methods rl2", "--methods should be 'ad' or 'ed', got rl2"),
+        ("distill --quick --out x --episodes 5", "--episodes should be"),
         ("trian", "There is no command 'trian' after `python -m torchrl_lang`; did you mean train?"),
         ("train ilq", "did you mean ilql?"),
         ("generate wordl", "did you mean wordle?"),

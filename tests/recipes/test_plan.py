@@ -15,17 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.common import RESULTS
 from benchmarks.memory import peak_bytes
 from benchmarks.plan_check import CASES, new_model, training
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
+from torchrl_lang import modules
 from torchrl_lang.__main__ import main
-from torchrl_lang.modules import (
-    QValueHead,
-    TiedQValueHead,
-    UtteranceQValueHead,
-    ValueHead,
-    language_actor,
-    qvalue_module,
-    value_module,
-)
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.objectives import ArCHerLoss
 from torchrl_lang.recipes.algorithms import ALGORITHMS, BC
@@ -118,7 +110,7 @@ def test_what_a_token_leaves_in_a_block(kind, options, tmp_path):
 
         tokens = torch.randint(300, (2, 32))
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            split_actor(language_actor(lm)).trunk.module(tokens, torch.ones(2, 32, dtype=torch.bool))
+            split_actor(modules.language_actor(lm)).trunk.module(tokens, torch.ones(2, 32, dtype=torch.bool))
         return sum(tensor.untyped_storage().nbytes() for tensor in found.values()) / 64
 
     measured = saved(2) - saved(1)
@@ -170,10 +162,10 @@ def test_what_archer_keeps(more):
     plan = Plan(
         model="SmolLM2-135M", layers=2, width=48, heads=6, kv_heads=2, ffn=64, vocab=300, train="archer", **more
     )
-    actor = language_actor(new_model(plan))
+    actor = modules.language_actor(new_model(plan))
     trunk: Any = split_actor(actor).trunk
     frozen = {id(weight): weight for weight in trunk.parameters() if not weight.requires_grad}
-    heads = qvalue_module(UtteranceQValueHead(48)), value_module(ValueHead(48))
+    heads = modules.qvalue_module(modules.UtteranceQValueHead(48)), modules.value_module(modules.ValueHead(48))
     critic = ArCHerLoss(actor, *heads, value_trunk=deepcopy(trunk, frozen), target_trunk=True)
     held = {
         w.untyped_storage()._cdata: w.nbytes for w in (*actor.parameters(), *critic.parameters(), *critic.buffers())
@@ -206,8 +198,8 @@ def test_operations_and_bytes_worked_out_by_hand():
 
 def test_weights_of_value_heads():
     plan = Plan(layers=1, width=8, heads=2, vocab=50, train="ilql", q_head="own")
-    own, tied = QValueHead(8, 50), TiedQValueHead(8, torch.nn.Embedding(50, 8))
-    numbers = [sum(weight.numel() for weight in head.parameters()) for head in (own, tied, ValueHead(8))]
+    own, tied = modules.QValueHead(8, 50), modules.TiedQValueHead(8, torch.nn.Embedding(50, 8))
+    numbers = [sum(weight.numel() for weight in head.parameters()) for head in (own, tied, modules.ValueHead(8))]
     assert [memory.q_weights(plan, tied=False), memory.q_weights(plan, tied=True)] == numbers[:2]
     assert memory.head_weights(plan) == numbers[0] + numbers[2]
 

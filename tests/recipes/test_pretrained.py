@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.data.chat_templates import EXACT, tokenizer_of
-from tests.recipes.lines import log_of, refused, weights_of
+from tests.recipes.commands import log_of, refused, weights_of
 from tests.recipes.walks import ARCHER
 from torchrl_lang.__main__ import main
 from torchrl_lang.modules import UtteranceActor, ValueHead, causal_lm, language_actor, load_agent, save_agent
@@ -22,25 +21,7 @@ from torchrl_lang.recipes.online import load_initial_policy
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.text import ChatTokenizer, RowFormat
 
-GAME = """
-from torchrl_lang.envs import TextGameEnv
-from torchrl_lang.text import ChatTokenizer, HFTokenizer, RowFormat
-
-
-class Greeting:
-    def reset(self, seed):
-        return "hi"
-
-    def step(self, text):
-        return "", float(text.startswith("h")), True
-
-
-def make_env(batch_size, *, model, chat=True, seed=None, device=None):
-    tokenizer = ChatTokenizer(model, RowFormat.from_chat_template(model)) if chat else HFTokenizer(model)
-    options = {"batch_size": batch_size, "seed": seed, "device": device}
-    return TextGameEnv(Greeting, tokenizer, row_length=60, action_length=4, **options)
-"""
-NAME = "greeting_game:make_env"
+NAME = "tests.recipes.games:greeting_env"
 OFFLINE = ["--steps", "2", "--batch-size", "4", "--eval-games", "4"]
 ONLINE = ["--iterations", "2", "--games", "8", "--turns", "1", "--epochs", "1", *OFFLINE[2:]]
 CRITIC = ["--value-warmup", "0"]
@@ -51,7 +32,6 @@ ADAPTERS = ["--dtype", "bfloat16", "--lora-rank", "4", "--lora-layers", "1", "--
 def home(tmp_path_factory):
     """A Hugging Face folder ``hf``, an agent of its model, and a dataset of the game."""
     folder = tmp_path_factory.mktemp("pretrained")
-    (folder / "greeting_game.py").write_text(GAME)
     source = tokenizer_of(EXACT["chatml"])
     source.save_pretrained(folder / "hf")
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source))
@@ -62,12 +42,9 @@ def home(tmp_path_factory):
     lm.save_pretrained(folder / "hf")
     value = ValueHead(16, kind="deep")
     save_agent(folder / "agent", UtteranceActor(language_actor(lm), tokenizer.control, 4, value=value), tokenizer)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        of_game = ["--option", f"model={folder / 'hf'}", "--games", "40", "--out", str(folder / "data")]
-        assert main(["generate", NAME, *of_game]) == 0
-        yield folder
-    sys.modules.pop("greeting_game")
+    of_game = ["--option", f"model={folder / 'hf'}", "--games", "40", "--out", str(folder / "data")]
+    assert main(["generate", NAME, *of_game]) == 0
+    return folder
 
 
 def arguments(home, recipe, out, *more):
@@ -97,12 +74,8 @@ def test_adapters_in_low_precision(home, tmp_path, recipe, option, place):
     saved = load_file(max((run / "checkpoints").glob("step-*")) / "tensors.safetensors")
     of_model = [key for key in saved if ".layers." in key or "embed_tokens" in key]
     assert of_model
-    assert all(
-        "layers.1." in key and "lora_" in key and weight.dtype == torch.float32
-        for key in of_model
-        for weight in [saved[key]]
-        if key.startswith("loss")
-    )
+    learned = [key for key in of_model if key.startswith("loss")]
+    assert all("layers.1." in key and "lora_" in key and saved[key].dtype == torch.float32 for key in learned)
     before = load_file(home / "hf" / "model.safetensors")
     after = load_file(run / "model" / ("value_lm" if recipe == "qsft" else "") / "model.safetensors")
     assert after.keys() == before.keys()

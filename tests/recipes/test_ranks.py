@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.recipes.lines import weights_of
+from tests.recipes.commands import weights_of
 from tests.recipes.ranks import rows_of, run
 from tests.recipes.walks import ALGORITHMS, generate
 from torchrl_lang.__main__ import main
@@ -58,9 +58,8 @@ def assert_same_curves(folder, *runs):
 
 
 def assert_ended(programs, status=0):
-    assert [program.returncode for program in programs] == [status] * len(programs), "\n".join(
-        p.stderr for p in programs
-    )
+    said = "\n".join(program.stderr for program in programs)
+    assert [program.returncode for program in programs] == [status] * len(programs), said
 
 
 def test_two_processes_have_the_curve_of_one_and_one_of_them_prints(walks):

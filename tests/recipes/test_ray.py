@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 import torch
 
-from tests.recipes.lines import log_of, refused
-from tests.recipes.ray_games import Corridor, NoGame, Walker
+from tests.recipes.commands import log_of, refused
+from tests.recipes.games import Corridor, NoGame, Walker
 from torchrl_lang.__main__ import main
 from torchrl_lang.recipes.collect import Games
 from torchrl_lang.recipes.command_line import describe
@@ -115,7 +115,7 @@ def test_what_goes_wrong_ends_in_a_line(address):
     with games_of(address, Walker(0.0), task=NoGame(), workers=1) as games, pytest.raises(ChildProcessError) as error:
         games.play()
     assert "failed: KeyError: 'the level' (" in describe(error.value)
-    assert "ray_games.py, line" in describe(error.value)
+    assert "games.py, line" in describe(error.value)
     with games_of(address, Walker(0.0), workers=3) as games, pytest.raises(ValueError, match="--workers 3 need 3 CPUs"):
         games.play()
     with games_of("127.0.0.1:9", Walker(0.0)) as games, pytest.raises(ConnectionError, match="no Ray cluster at 127"):

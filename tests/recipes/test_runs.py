@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.processes import Program
-from tests.recipes import lines
+from tests.processes import Program, wait_until
+from tests.recipes.commands import checkpoints, refused
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import json_digest
 from torchrl_lang.objectives import BCLoss
@@ -43,17 +43,13 @@ def evaluate(run):
     return ["evaluate", "--run", str(run), "--games", "4", "--no-plots"]
 
 
-def refused(capsys, arguments):
-    return lines.refused(capsys, *arguments)
-
-
 def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(home, tmp_path, capsys):
     """With another seed the second would end with a model that the first had trained."""
     call = train(home, tmp_path / "run", "--steps", "100000", "--eval-every", "2", "--log-every", "50000")
     first = Program("-m", "torchrl_lang", *call)
     try:
-        lines.wait_until(lambda: lines.checkpoints(tmp_path / "run") or first.returncode is not None)
-        error = refused(capsys, [*call, "--seed", "1"])
+        wait_until(lambda: checkpoints(tmp_path / "run") or first.returncode is not None)
+        error = refused(capsys, *call, "--seed", "1")
         assert f"Another process trains in {tmp_path / 'run'}" in error
         first.send_signal(signal.SIGTERM)
         first.wait(60)
@@ -70,7 +66,7 @@ def test_two_processes_do_not_train_in_one_folder_and_sigterm_stops_the_first(ho
 def test_a_signal_while_torch_is_being_imported(tmp_path):
     call = [sys.executable, "-m", "torchrl_lang", "train", "bc", "--data", "x", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines.wait_until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), seconds=60)
+    wait_until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), seconds=60)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
@@ -90,7 +86,7 @@ def test_a_model_is_there_whole_or_not_at_all(home, tmp_path, monkeypatch, capsy
         patch.setattr(PreTrainedModel, "save_pretrained", half)
         assert main(train(home, run)) == 130
     assert not (run / "model").exists()
-    assert f"The run in {run} has not finished: continue it with" in refused(capsys, evaluate(run))
+    assert f"The run in {run} has not finished: continue it with" in refused(capsys, *evaluate(run))
     left = run / ".model.writing-0"  # of a process that was killed
     left.mkdir()
     assert main(train(home, run)) == 0
@@ -149,7 +145,7 @@ def test_a_damaged_record(run, change, message, capsys):
     del record["digest"]
     changed = change(record)
     path.write_text(json.dumps(changed | {"digest": json_digest(changed)} if isinstance(changed, dict) else changed))
-    error = refused(capsys, evaluate(run))
+    error = refused(capsys, *evaluate(run))
     assert message in error
     assert str(path) in error
     assert len(error) < 1000
@@ -163,21 +159,21 @@ def test_a_record_of_other_values_than_were_written_or_none_and_a_damaged_log(ho
     assert main(evaluate(run)) == 0
     record["notes"]["words"][:2] = record["notes"]["words"][1::-1]
     path.write_text(json.dumps(record))
-    assert f"{path} was changed after it was written" in refused(capsys, evaluate(run))
+    assert f"{path} was changed after it was written" in refused(capsys, *evaluate(run))
     path.write_bytes(b'{"notes": ')
-    assert f"{path} is not" in refused(capsys, evaluate(run))
+    assert f"{path} is not" in refused(capsys, *evaluate(run))
     (run / "log.csv").write_bytes(b"step,loss\n1,x\n")
     (run / "config.json").write_text(json.dumps(json.loads((home / "run" / "config.json").read_text())))
-    assert f"{run / 'log.csv'} is not a CSV file of numbers (line 2" in refused(capsys, train(home, run))
+    assert f"{run / 'log.csv'} is not a CSV file of numbers (line 2" in refused(capsys, *train(home, run))
 
 
 def test_folders_that_are_not_for_runs(home, tmp_path, capsys):
     data, file = home / "data", home / "run" / "config.json"
-    assert f"{data} lies in the dataset {data}" in refused(capsys, train(home, data))
-    assert f"lies in the dataset {data}" in refused(capsys, train(home, data / "rows" / "run"))
-    assert f"{file}: File exists" in refused(capsys, train(home, file))
-    assert "Not a directory" in refused(capsys, train(home, file / "run"))
+    assert f"{data} lies in the dataset {data}" in refused(capsys, *train(home, data))
+    assert f"lies in the dataset {data}" in refused(capsys, *train(home, data / "rows" / "run"))
+    assert f"{file}: File exists" in refused(capsys, *train(home, file))
+    assert "Not a directory" in refused(capsys, *train(home, file / "run"))
     generate = ["generate", "wordle", "--games", "4", "--out"]
-    assert f"lies in the dataset {data}" in refused(capsys, [*generate, str(data / "more")])
-    assert f"{file}" in refused(capsys, [*generate, str(file)])
+    assert f"lies in the dataset {data}" in refused(capsys, *generate, data / "more")
+    assert f"{file}" in refused(capsys, *generate, file)
     assert sorted(path.name for path in home.iterdir()) == ["data", "run"]

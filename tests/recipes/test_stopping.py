@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.processes import Program
-from tests.recipes.lines import assert_same_runs
+from tests.recipes.commands import assert_same_runs
 from torchrl_lang.__main__ import main
 from torchrl_lang.recipes.stopping import Stopped, stopping
 from torchrl_lang.training import Checkpointer

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.recipes import lines
-from tests.recipes.interrupt import interrupted_at
+from tests.recipes import commands
+from tests.recipes.commands import interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation.language import RunRecorder
 from torchrl_lang.modules import causal_lm
@@ -60,7 +60,7 @@ def train(histories, out, *more):
 
 
 def refused(capsys, *arguments):
-    return lines.refused(capsys, *command(*arguments))
+    return commands.refused(capsys, *command(*arguments))
 
 
 def report_of(run):
@@ -180,7 +180,7 @@ def test_an_interrupted_run_continues_with_the_same_numbers(histories, tmp_path,
     shutil.copytree(histories, tmp_path / "moved")
     assert train(tmp_path / "moved", tmp_path / "cut") == 0
     assert report_of(tmp_path / "cut") == report_of(tmp_path / "whole")
-    lines.assert_same_runs(tmp_path / "whole", tmp_path / "cut")
+    commands.assert_same_runs(tmp_path / "whole", tmp_path / "cut")
     error = refused(capsys, record(tmp_path / "another", epochs=2), tmp_path / "cut")
     assert "holds a run with other options: histories" in error
 

@@ -4,25 +4,17 @@ import pytest
 import torch
 from torchrl.objectives import SoftUpdate
 
-from torchrl_lang.modules import (
-    QValueHead,
-    ValueHead,
-    causal_lm,
-    language_actor,
-    qvalue_module,
-    train_top_layers,
-    value_module,
-)
+from torchrl_lang import modules
 from torchrl_lang.objectives import ILQLLoss
 from torchrl_lang.recipes.runs import TrainableState
 
 
 def make(seed=0, top_layers=1):
     torch.manual_seed(seed)
-    actor = language_actor(causal_lm(vocab_size=11, layers=2, width=8, heads=2, max_length=16))
+    actor = modules.language_actor(modules.causal_lm(vocab_size=11, layers=2, width=8, heads=2, max_length=16))
     if top_layers is not None:
-        train_top_layers(actor, top_layers)
-    loss = ILQLLoss(actor, qvalue_module(QValueHead(8, 11)), value_module(ValueHead(8)))
+        modules.train_top_layers(actor, top_layers)
+    loss = ILQLLoss(actor, modules.qvalue_module(modules.QValueHead(8, 11)), modules.value_module(modules.ValueHead(8)))
     SoftUpdate(loss, tau=0.5)
     return loss
 

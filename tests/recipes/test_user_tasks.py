@@ -9,8 +9,7 @@ import pytest
 import torch
 from torchrl.envs import TransformedEnv
 
-from tests.processes import spawned
-from tests.recipes.lines import refused
+from tests.recipes.commands import refused
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.games import CorridorEnv
@@ -30,8 +29,7 @@ import random
 from dataclasses import dataclass
 
 from torchrl_lang.text import CharTokenizer
-from torchrl_lang.envs import PromptEnv, TextGameEnv
-from torchrl_lang.envs.games import CorridorEnv
+from torchrl_lang.envs import TextGameEnv
 from torchrl_lang.recipes.options import with_defaults
 from torchrl_lang.recipes.tasks.base import DataOptions, Task
 from torchrl_lang.envs.random_walks.task import RandomWalksData, RandomWalksPlay, RandomWalksTask
@@ -66,20 +64,19 @@ class ShortWalks(RandomWalksTask):
     presets = {"ilql": {"tau": 0.25}, "evaluate": {"beta": (3.0,)}}
 
 
-@with_defaults(games=40)
-class ShortWalksData(RandomWalksData):
-    '''Generate short walks.'''
-
+class Walks:
     def task(self):
         return ShortWalks(self.nodes, self.out_degree, self.graph_seed, self.max_turns)
+
+
+@with_defaults(games=40)
+class ShortWalksData(Walks, RandomWalksData):
+    '''Generate short walks.'''
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortWalksPlay(RandomWalksPlay):
+class ShortWalksPlay(Walks, RandomWalksPlay):
     '''Walk yourself.'''
-
-    def task(self):
-        return ShortWalks(self.nodes, self.out_degree, self.graph_seed, self.max_turns)
 
 
 ShortWalks.data_options, ShortWalks.play_options = ShortWalksData, ShortWalksPlay
@@ -180,13 +177,9 @@ def test_a_player_of_a_users_module_makes_the_data(home, capsys):
         assert not (home / "other").exists()
 
 
-def test_workers_play_the_games_of_a_factory(coins):
-    """They get the task as a pickle."""
-    options = ["--iterations", "1", "--games", "4", "--turns", "3", "--batch-size", "4", "--eval-games", "4"]
-    options += ["--value-warmup", "0", "--collector", "sync", "--workers", "1", "--task", "my_package.coins:make_env"]
-    with spawned():
-        assert main(["train", "ppo", "--start", str(coins / "run"), "--out", str(coins / "ppo"), *options]) == 0
-    task = load_run(coins / "ppo", find_task("my_package.coins:make_env")).task
+def test_the_task_of_a_factory_travels(coins):
+    """Workers get it as a pickle; they play in ``test_features.py``."""
+    task = load_run(coins / "run", find_task("my_package.coins:make_env")).task
     other = deepcopy(task)  # by the method that pickle uses
     assert other.notes() == task.notes()
     assert torch.equal(other.env(2, seed=5).reset()["tokens"], task.env(2, seed=5).reset()["tokens"])

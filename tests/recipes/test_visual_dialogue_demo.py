@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.envs.visual_dialogue.real_files import write_hdf5
-from tests.recipes.demos import Trainings, recorded_evaluations
+from tests.recipes.commands import Trainings, recorded_evaluations, words_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.visual_dialogue import DialogueRewards
@@ -25,9 +25,8 @@ SMALL = {"steps": 2, "layers": 1, "width": 16, "batch-size": 8, "choice-games": 
 
 
 def command(home, out, *more, methods=("bc", "ilql"), rewards=("none", "hard")):
-    sizes = [str(word) for name, value in SMALL.items() for word in (f"--{name}", value)]
-    names = ["--methods", *methods, "--rewards", *rewards]
-    return main(["visual_dialogue", "--out", str(out), "--folder", str(home), "--no-image", *names, *sizes, *more])
+    names = ["--methods", *methods, "--rewards", *rewards, *words_of(SMALL)]
+    return main(["visual_dialogue", "--out", str(out), "--folder", str(home), "--no-image", *names, *more])
 
 
 @pytest.fixture(scope="module", autouse=True)

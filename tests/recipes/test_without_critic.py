@@ -1,14 +1,14 @@
 """Recipes that compare games of the same start: a known best policy, resuming, processes, and where the KL is."""
 
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same_runs, checkpoints, log_of
+from tests.recipes.commands import assert_same_runs, checkpoints, interrupted_at, log_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.envs.games import CorridorEnv, corridor_value
@@ -122,12 +122,10 @@ def test_a_kl_in_the_loss_leaves_the_rewards(start):
 def test_groups_of_several_processes_are_not_mixed(start, tmp_path):
     """Each worker has its own seed, so the numbers of its groups are its own."""
     run = load_run(start, find_task(TASK, {}))
-    options = {"workers": 2, "games": 16, "turns": 8, "seed": 0, "device": torch.device("cpu")}
-    games = Games(run.task, run.policy(method="sample"), kind="sync", env_options={"group_size": 4}, **options)
-    try:
+    options = {"workers": 2, "games": 16, "turns": 8, "seed": 0, "device": torch.device("cpu"), "kind": "sync"}
+    policy = run.policy(method="sample")
+    with closing(Games(run.task, policy, env_options={"group_size": 4}, **options)) as games:
         rows = torch.cat([games.play().rows for _ in range(3)])
-    finally:
-        games.close()
     places = rows["tokens"][:, 1]
     for group in rows["group"].unique():
         found = places[rows["group"] == group]

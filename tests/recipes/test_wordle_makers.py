@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from torchrl_lang.__main__ import main
-from torchrl_lang.data import generate as parts
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.wordle.human import example_tweets
 from torchrl_lang.envs.wordle.task import WordleData
@@ -38,35 +37,6 @@ def test_tweets(tmp_path, capsys):
         assert generate(out, "--make", "human", "--tweets", str(tweets)) == 0
         assert len(load_dataset(out)) == 40
         assert said in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        (["--make", "human"], "--make human needs --tweets"),
-        (["--tweets", "x.csv"], "others take none"),
-        (["--make", "branched", "--player", "careful"], "omit --player careful"),
-        (["--words", "²"], "² is missing"),
-    ],
-)
-def test_options_that_do_not_fit(tmp_path, capsys, more, found):
-    assert generate(tmp_path / "data", *more) == 2
-    assert found in capsys.readouterr().err
-
-
-def test_an_interrupted_command_continues(tmp_path, monkeypatch):
-    made, make = [], parts._make
-
-    def stops(maker, part, seed):
-        made.append(part[1])
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        return make(maker, part, seed)
-
-    monkeypatch.setattr(parts, "_make", stops)
-    assert generate(tmp_path / "data", "--make", "branched") == 130
-    assert generate(tmp_path / "data", "--make", "branched") == 0
-    assert made == [range(16), range(16, 32), range(16, 32), range(32, 40)]
 
 
 def test_a_makers_dataset_is_made_once(tmp_path, capsys):

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from tests.algorithm_distillation.language.conftest import parse_blocks, read_blocks
+from tests.algorithm_distillation.language.examples import parse_blocks, read_blocks
 from tests.algorithm_distillation.language.test_records import many
 from torchrl_lang.algorithm_distillation.language import BlockTemplate, Quantizer, TextRecord, pack_blocks, split_texts
 from torchrl_lang.algorithm_distillation.language.records import group_episodes, in_epoch_order

@@ -9,18 +9,8 @@ from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch.distributions import Categorical
 
-from tests.algorithm_distillation.language.conftest import discrete_template, random_steps
-from torchrl_lang.algorithm_distillation.language import (
-    BlockTemplate,
-    Quantizer,
-    StepRows,
-    StepTemplate,
-    TextRecord,
-    next_token_metrics,
-    pack_blocks,
-    reward_accuracy,
-    template_tokenizer,
-)
+from tests.algorithm_distillation.language.examples import discrete_template, random_steps
+from torchrl_lang.algorithm_distillation import language
 from torchrl_lang.algorithm_distillation.language.template import TokenKind
 from torchrl_lang.algorithm_distillation.sources import NoisyExpert
 from torchrl_lang.envs.grids import DarkRoomEnv
@@ -56,8 +46,8 @@ def predictions(actor, rows):
 @pytest.mark.parametrize("kind", ["compact", "spelled"])
 def test_rewards_are_predicted_as_in_a_plain_loop(kind, generator):
     template = discrete_template(kind)
-    tokenizer = template_tokenizer(template)
-    rows = StepRows(template, tokenizer)(random_steps(generator, 9, 12))
+    tokenizer = language.template_tokenizer(template)
+    rows = language.StepRows(template, tokenizer)(random_steps(generator, 9, 12))
     actor = table_actor(tokenizer.vocab_size)
     truth, best, mean = [], [], []
     ends = ["", "!", "/"] if kind == "compact" else [""]
@@ -69,9 +59,9 @@ def test_rewards_are_predicted_as_in_a_plain_loop(kind, generator):
             mean.append(float(np.dot(each, range(3)) / sum(each)))
     assert len(truth) == 9 * 12
     expected = expected_accuracy(range(3), truth, best, mean)
-    found = reward_accuracy(actor, rows, template, tokenizer, chunk=4)
+    found = language.reward_accuracy(actor, rows, template, tokenizer, chunk=4)
     assert found == pytest.approx(expected, abs=1e-5)
-    assert found == pytest.approx(reward_accuracy(actor, rows, template, tokenizer), abs=1e-6)
+    assert found == pytest.approx(language.reward_accuracy(actor, rows, template, tokenizer), abs=1e-6)
 
 
 def expected_accuracy(values, truth, best, mean):
@@ -96,10 +86,10 @@ def ranks(values):
 
 def test_next_tokens_are_those_of_a_plain_loop(kind, generator):
     template = discrete_template(kind)
-    tokenizer = template_tokenizer(template)
-    rows = StepRows(template, tokenizer)(random_steps(generator, 5, 8))
+    tokenizer = language.template_tokenizer(template)
+    rows = language.StepRows(template, tokenizer)(random_steps(generator, 5, 8))
     actor = table_actor(tokenizer.vocab_size)
-    found = next_token_metrics(actor, rows, chunk=2)
+    found = language.next_token_metrics(actor, rows, chunk=2)
     every = list(predictions(actor, rows))
     names = {1: "observation", 2: "action", 3: "reward", 0: "format", 4: "end"}
     for number, name in [(None, ""), *names.items()]:
@@ -118,10 +108,10 @@ def test_next_tokens_are_those_of_a_plain_loop(kind, generator):
 def test_a_tiny_model_learns_to_predict_rewards():
     """Rooms of nine cells with hidden goals: the context shows where the reward is."""
     env = DarkRoomEnv(3, task=torch.arange(9)[:, None], batch_size=[9, 12], episode_length=6, seed=0)
-    moves = Quantizer(range(5), ["stay", "north", "south", "west", "east"])
-    template = StepTemplate("compact", [Quantizer(range(3))] * 2, moves, Quantizer([0, 1]))
-    tokenizer = template_tokenizer(template)
-    rows_of = StepRows(template, tokenizer, loss_on="all")
+    moves = language.Quantizer(range(5), ["stay", "north", "south", "west", "east"])
+    template = language.StepTemplate("compact", [language.Quantizer(range(3))] * 2, moves, language.Quantizer([0, 1]))
+    tokenizer = language.template_tokenizer(template)
+    rows_of = language.StepRows(template, tokenizer, loss_on="all")
     steps = NoisyExpert(env, 60, seed=0).history().flatten(0, 1).unflatten(1, (3, 20)).flatten(0, 1)
     rows, draw = rows_of(steps), torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -135,7 +125,8 @@ def test_a_tiny_model_learns_to_predict_rewards():
     for _ in train_steps(loss, batch, adamw(loss, 8e-3), steps=100, max_grad_norm=1.0):
         pass
     held_out = rows_of(NoisyExpert(env, 20, seed=1).history().flatten(0, 1))  # other histories of the same rooms
-    found, tokens = reward_accuracy(actor, held_out, template, tokenizer), next_token_metrics(actor, held_out)
+    found = language.reward_accuracy(actor, held_out, template, tokenizer)
+    tokens = language.next_token_metrics(actor, held_out)
     assert found["exact"] > found["constant_exact"] + 0.1
     assert found["squared_error"] < 0.7 * found["constant_squared_error"]
     assert found["rank_correlation"] > 0.5
@@ -148,14 +139,14 @@ VALUES = [-10.0, -1.0006, -1.0005, -1.0, 0.0, 3.0]
 
 @pytest.fixture
 def tokenizer():
-    return word_tokenizer([], symbols=BlockTemplate().vocabulary())
+    return word_tokenizer([], symbols=language.BlockTemplate().vocabulary())
 
 
 def packed(tokenizer, row_length=150):
     draw = np.random.default_rng(0)
     rewards = [*draw.choice(VALUES, 7, p=[0.1, 0.1, 0.1, 0.3, 0.3, 0.1]), 3.0]
-    records = [TextRecord(query=f"q{at}", response="r", reward=float(each)) for at, each in enumerate(rewards)]
-    return pack_blocks(records, BlockTemplate(), tokenizer, row_length).rows, np.array(rewards)
+    records = [language.TextRecord(query=f"q{at}", response="r", reward=float(each)) for at, each in enumerate(rewards)]
+    return language.pack_blocks(records, language.BlockTemplate(), tokenizer, row_length).rows, np.array(rewards)
 
 
 def plain_probabilities(actor, context, sequences):
@@ -199,25 +190,25 @@ def test_rewards_in_digits_are_predicted_as_in_plain_loops(tokenizer):
                 mean.append(float(probability @ VALUES))
     assert len(best) == len(rewards) == 8
     expected = expected_accuracy(VALUES, rewards, best, mean)
-    template = BlockTemplate()
-    found = reward_accuracy(actor, rows, template, tokenizer, values=VALUES, chunk=2)
+    template = language.BlockTemplate()
+    found = language.reward_accuracy(actor, rows, template, tokenizer, values=VALUES, chunk=2)
     assert found == pytest.approx(expected, abs=1e-4)
-    assert found == pytest.approx(reward_accuracy(actor, rows, template, tokenizer, values=VALUES), abs=1e-5)
+    assert found == pytest.approx(language.reward_accuracy(actor, rows, template, tokenizer, values=VALUES), abs=1e-5)
 
 
 def test_rewards_that_cannot_be_compared_raise(tokenizer, generator):
     blocks, steps = packed(tokenizer)[0], random_steps(generator, 2, 5)
     sparse, compact = discrete_template("sparse"), discrete_template("compact")
-    rows = StepRows(compact, template_tokenizer(compact))(steps)
+    rows = language.StepRows(compact, language.template_tokenizer(compact))(steps)
     for given, template, tokens, values, message in (
-        (blocks, BlockTemplate(), tokenizer, None, "finitely many rewards"),
-        (blocks, BlockTemplate(Quantizer.bins(0, 1, 3)), tokenizer, VALUES, "finitely many rewards"),
-        (blocks, BlockTemplate(), tokenizer, VALUES[:-1], "give all rewards as values"),
-        (blocks[:0], BlockTemplate(), tokenizer, VALUES, "The rows have no reward"),
-        (rows, sparse, template_tokenizer(sparse), None, "must be one token"),
+        (blocks, language.BlockTemplate(), tokenizer, None, "finitely many rewards"),
+        (blocks, language.BlockTemplate(language.Quantizer.bins(0, 1, 3)), tokenizer, VALUES, "finitely many rewards"),
+        (blocks, language.BlockTemplate(), tokenizer, VALUES[:-1], "give all rewards as values"),
+        (blocks[:0], language.BlockTemplate(), tokenizer, VALUES, "The rows have no reward"),
+        (rows, sparse, language.template_tokenizer(sparse), None, "must be one token"),
         (rows, compact, word_tokenizer([]), None, "must be one token"),
     ):
         with pytest.raises(ValueError, match=message):
-            reward_accuracy(table_actor(9), given, template, tokens, values=values)
+            language.reward_accuracy(table_actor(9), given, template, tokens, values=values)
     with pytest.raises(KeyError, match="token_kind"):
-        next_token_metrics(table_actor(9), rows.exclude("token_kind"))
+        language.next_token_metrics(table_actor(9), rows.exclude("token_kind"))

@@ -5,20 +5,13 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_lang.algorithm_distillation import PromptedPolicy
-from torchrl_lang.algorithm_distillation.language import (
-    LanguageHistoryPolicy,
-    Quantizer,
-    StepRows,
-    StepTemplate,
-    template_tokenizer,
-)
+from torchrl_lang.algorithm_distillation import PromptedPolicy, language
 from torchrl_lang.algorithm_distillation.language.template import parse_steps
 from torchrl_lang.envs.grids import DarkRoomEnv
 from torchrl_lang.modules import causal_lm, language_actor
 
-CELLS, REWARDS = Quantizer(range(3)), Quantizer([0, 1])
-MOVES = Quantizer(range(5), ["stay", "north", "south", "west", "east"])
+CELLS, REWARDS = language.Quantizer(range(3)), language.Quantizer([0, 1])
+MOVES = language.Quantizer(range(5), ["stay", "north", "south", "west", "east"])
 CONTEXT = 80
 
 
@@ -29,10 +22,10 @@ def actor_of(tokenizer, max_length=CONTEXT):
 
 
 def policy_of(kind, context=CONTEXT, seed=3, **options):
-    template = StepTemplate(kind, [CELLS, CELLS], MOVES, REWARDS)
-    tokenizer = template_tokenizer(template)
+    template = language.StepTemplate(kind, [CELLS, CELLS], MOVES, REWARDS)
+    tokenizer = language.template_tokenizer(template)
     actor = actor_of(tokenizer, max(context, CONTEXT))
-    return LanguageHistoryPolicy(actor, template, tokenizer, context, seed=seed, **options)
+    return language.LanguageHistoryPolicy(actor, template, tokenizer, context, seed=seed, **options)
 
 
 def play(policy, steps, streams=6):
@@ -72,7 +65,7 @@ def test_a_row_is_the_text_of_the_last_whole_episodes(kind):
         ends = [place for place in range(len(steps) - len(found) - 1) if steps[place]["done"]]
         begin = ends[-1] + 1 if ends else 0
         assert 1 + longest * (len(steps) - begin) > CONTEXT
-        row = StepRows(policy.template, policy.tokenizer)(found[None])["tokens"][0]
+        row = language.StepRows(policy.template, policy.tokenizer)(found[None])["tokens"][0]
         tokens, length = policy._row(policy._context)
         assert tokens[stream, : length[stream]].tolist() == row[: length[stream]].tolist()
 
@@ -113,11 +106,12 @@ def test_actions_have_the_probabilities_of_their_words():
 
 
 def test_actions_of_several_numbers():
-    template = StepTemplate("spelled", CELLS, [Quantizer([-1.0, 1.0], ["less", "more"]), Quantizer(range(2))], REWARDS)
-    tokenizer = template_tokenizer(template)
+    actions = [language.Quantizer([-1.0, 1.0], ["less", "more"]), language.Quantizer(range(2))]
+    template = language.StepTemplate("spelled", CELLS, actions, REWARDS)
+    tokenizer = language.template_tokenizer(template)
     actor, played = actor_of(tokenizer), []
     for cached in (True, False):
-        policy = LanguageHistoryPolicy(actor, template, tokenizer, 40, seed=0, cached=cached)
+        policy = language.LanguageHistoryPolicy(actor, template, tokenizer, 40, seed=0, cached=cached)
         policy.begin(50)
         for step in range(8):
             played.append(policy.act((torch.arange(50) + step) % 3))

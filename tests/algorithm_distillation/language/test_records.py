@@ -10,8 +10,9 @@ import pytest
 import torch
 from torchrl.collectors import Collector
 
-from tests.algorithm_distillation.language.conftest import LETTERS
+from tests.algorithm_distillation.language.examples import LETTERS
 from tests.data.chat_templates import EXACT, tokenizer_of
+from tests.envs.helpers import PROMPTS, prompt_env
 from tests.kills import kills
 from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation.language import RunRecorder, TextRecord, read_run, read_run_logs, split_texts
@@ -24,7 +25,7 @@ from torchrl_lang.algorithm_distillation.language.records import (
 )
 from torchrl_lang.algorithm_distillation.language.run_recorder import run_records
 from torchrl_lang.data import EpisodeRows, rows_from_rollout
-from torchrl_lang.envs import PromptEnv, WordleEnv
+from torchrl_lang.envs import WordleEnv
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
 from torchrl_lang.text import ChatTokenizer, Episode, RowFormat, Turn, to_rows
 
@@ -219,20 +220,9 @@ def test_damaged_logs_raise(tmp_path):
         read_run_logs(tmp_path)
 
 
-PROMPTS = ["ab", "c", "", "fade"]
-
-
 def actor(env, **options):
     lm = causal_lm(vocab_size=env.tokenizer.vocab_size, layers=1, width=16, heads=2, max_length=env.row_length)
     return UtteranceActor(language_actor(lm), env.tokenizer.control, env.action_length, seed=0, **options)
-
-
-def prompt_env(tokenizer=LETTERS, **options):
-    def reward(prompts, completions):
-        return [len(prompt) + 0.5 * len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
-
-    options = {"row_length": 16, "action_length": 4, "batch_size": [5], "seed": 0, **options}
-    return PromptEnv(PROMPTS, reward, tokenizer, **options)
 
 
 def records_of(rows, tokenizer):
@@ -297,7 +287,7 @@ def test_prompts_and_completions_of_a_chat():
     torch.manual_seed(0)
     source = tokenizer_of(EXACT["chatml"])
     tokenizer = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Complete."))
-    env = prompt_env(tokenizer, row_length=80)
+    env = prompt_env([5], tokenizer=tokenizer, row_length=80)
     collector = Collector(env, actor(env), frames_per_batch=40, total_frames=40, auto_register_policy_transforms=False)
     rows_of = EpisodeRows(["token_log_prob"])
     rows = torch.cat([rows_of(steps) for steps in collector])
@@ -316,7 +306,7 @@ def test_prompts_and_completions_of_a_chat():
 
 def test_responses_that_were_cut_off():
     """The environment ends them: its token is not the agent's."""
-    env = prompt_env(action_length=2)
+    env = prompt_env([5], tokenizer=LETTERS, action_length=2)
     td = env.reset(game_seed=torch.tensor([0, 1, 2, 3, 3]))
     steps = env.step(td.set("action", torch.tensor([[0, 1]]).expand(5, 2)))
     rows = rows_from_rollout(steps.unsqueeze(1), unfinished="drop")

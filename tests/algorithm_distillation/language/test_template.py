@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from tests.algorithm_distillation.language.conftest import (
-    CELLS,
-    continuous_template,
-    discrete_template,
-    random_histories,
-    random_steps,
-)
+from tests.algorithm_distillation.language import examples
 from torchrl_lang.algorithm_distillation.language import (
     Quantizer,
     StepRows,
@@ -42,15 +36,15 @@ def quantised(steps, template):
 @pytest.mark.parametrize("numbers", ["discrete", "bins", "decimals"])
 def test_histories_are_read_as_they_were_quantised(kind, numbers, generator):
     is_discrete = numbers == "discrete"
-    template = discrete_template(kind) if is_discrete else continuous_template(kind, numbers)
-    for steps in random_histories(generator, 50, continuous=not is_discrete):
+    template = examples.discrete_template(kind) if is_discrete else examples.continuous_template(kind, numbers)
+    for steps in examples.random_histories(generator, 50, continuous=not is_discrete):
         found = parse_steps(steps_to_text(steps, template), template)
         check_equal(found, quantised(steps, template) if numbers == "bins" else steps)
         assert steps_to_text(found, template) == steps_to_text(steps, template)
 
 
 def test_the_words_of_a_step(kind, generator):
-    steps = random_steps(generator, 3)
+    steps = examples.random_steps(generator, 3)
     steps["observation"] = torch.tensor([[3, 4], [3, 5], [0, 0]])
     steps["action"], steps["reward"] = torch.tensor([4, 2, 0]), torch.tensor([[0.0], [1.0], [0.0]])
     steps["done"] = torch.tensor([[False], [True], [True]])
@@ -60,13 +54,13 @@ def test_the_words_of_a_step(kind, generator):
         "spelled": "at 3 4 go east got 0 at 3 5 go south got 1 finished at 0 0 go stay got 0 stopped",
         "sparse": "3 4 east 3 5 south got 1 finished 0 0 stay stopped",
     }
-    assert steps_to_text(steps, discrete_template(kind)) == expected[kind]
+    assert steps_to_text(steps, examples.discrete_template(kind)) == expected[kind]
 
 
 def test_integers_as_decimals_are_read_as_integers(kind, generator):
     digits = Quantizer.decimals()
     template = StepTemplate(kind, [digits, digits], digits, Quantizer([0, 1, 2]))
-    steps = random_steps(generator, 20)
+    steps = examples.random_steps(generator, 20)
     steps["observation"] += 2**53
     check_equal(parse_steps(steps_to_text(steps, template), template), steps)
 
@@ -74,9 +68,9 @@ def test_integers_as_decimals_are_read_as_integers(kind, generator):
 @pytest.mark.parametrize("reward", [Quantizer.decimals(), Quantizer([-0.0, 0.5])])
 def test_a_reward_of_minus_zero_keeps_its_sign(kind, reward, generator):
     """A template that leaves zero rewards out writes it."""
-    steps = random_steps(generator, 2)
+    steps = examples.random_steps(generator, 2)
     steps["reward"] = torch.tensor([[-0.0], [0.5]])
-    template = StepTemplate(kind, [CELLS, CELLS], Quantizer(range(5)), reward)
+    template = StepTemplate(kind, [examples.CELLS, examples.CELLS], Quantizer(range(5)), reward)
     text = steps_to_text(steps, template)
     assert parse_steps(text, template)["reward"].signbit().tolist() == [[True], [False]]
     if template.is_finite:
@@ -97,7 +91,7 @@ def test_a_reward_of_minus_zero_keeps_its_sign(kind, reward, generator):
 )
 def test_a_wrong_step_is_named(text, step):
     with pytest.raises(ValueError, match=f"Step {step} of the text"):
-        parse_steps(text, discrete_template("spelled"))
+        parse_steps(text, examples.discrete_template("spelled"))
 
 
 NUMBER, MOVE = Quantizer(range(3)), Quantizer([0], ["go"])
@@ -129,7 +123,7 @@ def test_templates_that_could_not_be_read_back_raise(rest, reward, message):
 def test_a_row_worked_out_by_hand(generator):
     template = StepTemplate("spelled", [Quantizer(range(3))], Quantizer([0, 1], ["west", "east"]), Quantizer([0, 2]))
     tokenizer = template_tokenizer(template)
-    steps = random_steps(generator, 1, 2, components=1)
+    steps = examples.random_steps(generator, 1, 2, components=1)
     steps["observation"], steps["action"] = torch.tensor([[[2], [1]]]), torch.tensor([[1, 0]])
     steps["reward"] = torch.tensor([[[2.0], [0.0]]])
     steps["done"], steps["terminated"] = torch.tensor([[[True], [False]]]), torch.tensor([[[False], [False]]])
@@ -147,9 +141,9 @@ def test_a_row_worked_out_by_hand(generator):
 @pytest.mark.parametrize("numbers", ["discrete", "spelled", "bins", "decimals"])
 def test_rows_are_the_text_of_their_steps(kind, numbers, generator):
     is_discrete = numbers in ("discrete", "spelled")
-    template = discrete_template(kind) if is_discrete else continuous_template(kind, numbers)
+    template = examples.discrete_template(kind) if is_discrete else examples.continuous_template(kind, numbers)
     tokenizer = word_tokenizer(["go"]) if numbers == "spelled" else template_tokenizer(template)
-    windows = random_steps(generator, 20, 15, continuous=not is_discrete)
+    windows = examples.random_steps(generator, 20, 15, continuous=not is_discrete)
     rows, every = (StepRows(template, tokenizer, loss_on=on)(windows) for on in ("actions", "all"))
     assert torch.equal(every["tokens"], rows["tokens"])
     assert torch.equal(every["agent_mask"][:, 1:], rows["attention_mask"][:, 1:])

@@ -9,18 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.envs.helpers import play
-from tests.recipes.notes import from_own_notes
+from tests.envs.helpers import in_letters, play
+from tests.recipes.commands import from_own_notes
 from torchrl_lang._files import FileError
-from torchrl_lang.envs import TextGameEnv, check_language_env
+from torchrl_lang.envs import check_language_env
 from torchrl_lang.envs.questions import BestQuestions, MyopicPlayer, Questions, QuestionTable
 from torchrl_lang.envs.questions.table import plain
 from torchrl_lang.envs.questions.task import QuestionsTask
 from torchrl_lang.recipes.tasks.questions import QuestionsData
-from torchrl_lang.text import CharTokenizer
 
 SUBJECTS = ("things", "cities")
-LETTERS = CharTokenizer.from_alphabet([chr(code) for code in range(32, 127)])
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -51,11 +49,8 @@ def test_facts_that_a_person_can_check():
         number = table.names.index(name)
         return table.answers[table.read(question)[1]][table.answer(table.read(question)[1], number)][0]
 
-    assert [reply(things, "Can it fly?", name) for name in ("an owl", "a penguin", "an airplane")] == [
-        "Yes.",
-        "No.",
-        "Yes.",
-    ]
+    fly = [reply(things, "Can it fly?", name) for name in ("an owl", "a penguin", "an airplane")]
+    assert fly == ["Yes.", "No.", "Yes."]
     assert reply(cities, "What language do you speak there?", "Montreal") == "We speak French."
     assert reply(cities, "On which side do you drive?", "Tokyo") == "We drive on the left."
     assert reply(cities, "On which side do you drive?", "Paris") == "We drive on the right."
@@ -131,10 +126,8 @@ def test_a_language_task_in_which_all_texts_are_words(subject):
         return task.env(n, seed=0)
 
     check_language_env(make(), make, utterances=["Is it alive?", "Is it Paris?", "none"])
-    environment = TextGameEnv(
-        lambda: Questions(QuestionTable(subject)), LETTERS, row_length=900, action_length=60, seed=0
-    )
-    assert environment.rollout(2)["tokens"].shape[-1] == 900
+    letters = in_letters(lambda: Questions(QuestionTable(subject)), row_length=900, action_length=60)
+    assert letters.rollout(2)["tokens"].shape[-1] == 900
     played = {name: task.evaluate(task.player(name, 0).policy, games=30, seed=0) for name in task.baselines}
     best, records = played["optimal"]
     assert best.win_rate == 1

@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.envs.reddit.csv_writer import write_folder
 from tests.envs.scripted_server import Scripted
-from tests.recipes.notes import from_own_notes
+from tests.recipes.commands import from_own_notes
+from tests.sealed import reseal
 from torchrl_lang.__main__ import main
-from torchrl_lang._files import FileError, write_manifest
+from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
 from torchrl_lang.envs.reddit.folder import SPLITS, CommentFolder, RedditReward
@@ -324,10 +325,8 @@ def test_a_run_does_not_choose_where_the_key_goes(home, tmp_path, monkeypatch, c
         monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
         assert main(train) == 0
         assert server.url not in (tmp_path / "run" / "config.json").read_text()
-        config = json.loads((tmp_path / "run" / "config.json").read_text())
-        config.pop("digest")
-        config["notes"]["reward"]["url"] = f"{thief.url}/v1"
-        write_manifest(tmp_path / "run" / "config.json", config)
+        stolen = {"url": f"{thief.url}/v1"}
+        reseal(tmp_path / "run" / "config.json", lambda config: config["notes"]["reward"].update(stolen))
         (folder / "rewards.sqlite").unlink()
         CommentFolder.reward.cache_clear()
         asked = len(server.seen)

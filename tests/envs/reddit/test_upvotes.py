@@ -11,14 +11,7 @@ from transformers import GPT2Config, GPT2Model
 
 from tests.envs.reddit.conftest import encoder, generated, word_tokenizer
 from torchrl_lang._files import FileError, write_checksums
-from torchrl_lang.envs.reddit import RedditComments
-from torchrl_lang.envs.reddit.upvotes import (
-    TfidfModel,
-    UpvoteModel,
-    UpvoteNetwork,
-    train_upvote_baseline,
-    train_upvote_model,
-)
+from torchrl_lang.envs.reddit import RedditComments, upvotes
 
 TEXTS = ["well done, well done", "so what?", "What a pity; so what", "it's well made", "so well", "done so"]
 LABELS = [True, False, False, True, True, False]
@@ -44,13 +37,10 @@ def features(text, texts, terms, longest):
 @pytest.mark.parametrize("longest", [1, 2, 3])
 def test_tfidf_model_by_plain_loops(longest):
     """The probabilities of new texts, and a gradient of zero at the optimum."""
-    model = TfidfModel.fit(TEXTS, LABELS, words=longest, penalty=0.01, threshold=None)
+    model = upvotes.TfidfModel.fit(TEXTS, LABELS, words=longest, penalty=0.01, threshold=None)
     counts = Counter(term for text in TEXTS for term in set(words_of(text, longest)))
-    terms, weight, bias = (
-        model.vectorizer.get_feature_names_out(),
-        model.regression.coef_[0],
-        model.regression.intercept_,
-    )
+    terms = model.vectorizer.get_feature_names_out()
+    weight, bias = model.regression.coef_[0], model.regression.intercept_
     assert sorted(terms) == sorted(term for term, count in counts.items() if count >= 2)
 
     def probability(text):
@@ -69,7 +59,7 @@ def test_tfidf_model_by_plain_loops(longest):
 
 def test_a_baseline_beats_the_more_frequent_answer():
     train, held_out = generated(3000).split(0.2)
-    trained = train_upvote_baseline(train, held_out)
+    trained = upvotes.train_upvote_baseline(train, held_out)
     assert trained.tested == len(held_out)
     assert trained.accuracy > trained.majority + 0.05
     new = [score > 0 for score in held_out.scores]
@@ -81,12 +71,12 @@ def test_a_baseline_beats_the_more_frequent_answer():
 def test_held_out_comments_with_texts_of_the_training_data_are_left_out():
     train = RedditComments(["p"] * 4, ["good one", "bad one", "good one", "bad one"], [3, -3, 2, -1])
     held_out = RedditComments(["p"] * 3, ["bad one", "good luck", "bad luck"], [5, 5, 5])
-    trained = train_upvote_baseline(train, held_out)
+    trained = upvotes.train_upvote_baseline(train, held_out)
     assert (trained.tested, trained.accuracy, trained.majority) == (2, 0.5, 1.0)
     with pytest.raises(ValueError, match="None of 4 held-out comments"):
-        train_upvote_baseline(train, train)
+        upvotes.train_upvote_baseline(train, train)
     with pytest.raises(ValueError, match="All 4 comments are on one side of cutoff=9"):
-        train_upvote_baseline(train, held_out, cutoff=9)
+        upvotes.train_upvote_baseline(train, held_out, cutoff=9)
 
 
 def small_run(**options):
@@ -95,7 +85,7 @@ def small_run(**options):
     start = encoder(tokenizer)
     before = {name: value.clone() for name, value in start.state_dict().items()}
     stream = torch.get_rng_state()
-    trained = train_upvote_model(*data.split(0.3), start, tokenizer, **options)
+    trained = upvotes.train_upvote_model(*data.split(0.3), start, tokenizer, **options)
     assert torch.equal(stream, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in start.state_dict().items())  # it is copied
     after = trained.model.network.encoder.state_dict()
@@ -117,12 +107,12 @@ def test_thresholds_and_batches():
     found = trained.model.probabilities(texts)
     assert ((found > 0) & (found < 1)).all()
     cut = found.median().item()
-    model = UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=cut, batch_size=1)
+    model = upvotes.UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=cut, batch_size=1)
     assert torch.allclose(model.probabilities(texts), found, atol=1e-6)  # padding does not matter
     assert trained.model(texts).tolist() == [float(value >= 0.5) for value in found]
     empty = model.probabilities([""])  # without any token
     assert torch.allclose(empty, trained.model.probabilities(["well, thanks", ""])[1:], atol=1e-6)
-    whole = UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=None)
+    whole = upvotes.UpvoteModel(trained.model.network, trained.model.tokenizer, threshold=None)
     assert torch.equal(whole(texts), found)
 
 
@@ -131,7 +121,7 @@ def test_an_upvote_model_learns():
     data = generated(1200, seed=2)
     tokenizer = word_tokenizer(data.comments)
     losses, options = [], {"rate": 2e-3, "epochs": 2, "report": lambda epoch, loss: losses.append(loss)}
-    trained = train_upvote_model(*data.split(0.2), encoder(tokenizer), tokenizer, **options)
+    trained = upvotes.train_upvote_model(*data.split(0.2), encoder(tokenizer), tokenizer, **options)
     assert trained.accuracy > trained.majority + 0.05
     assert len(losses) == 2
     assert losses[1] < losses[0]
@@ -141,7 +131,7 @@ def test_upvote_files(tmp_path):
     trained, _ = small_run(rate=1e-3, threshold=None, max_length=40)
     texts = ["well, thanks", "hey, what crap"]
     trained.model.save(tmp_path / "model")
-    loaded = UpvoteModel.load(tmp_path / "model")
+    loaded = upvotes.UpvoteModel.load(tmp_path / "model")
     assert torch.equal(loaded(texts), trained.model(texts))
     assert (loaded.threshold, loaded.max_length) == (None, 40)
     assert {each.suffix for each in (tmp_path / "model").rglob("*.*")} == {".json", ".safetensors"}
@@ -150,21 +140,21 @@ def test_upvote_files(tmp_path):
     config = tmp_path / "model" / "encoder" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_size": 16}))
     with pytest.raises(FileError, match=r"config\.json differs"):
-        UpvoteModel.load(tmp_path / "model")
+        upvotes.UpvoteModel.load(tmp_path / "model")
     config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "someone/kernel"}))
     write_checksums(tmp_path / "model")
     with pytest.raises(FileError, match=r"config\.json asks for code from elsewhere: attn_implementation"):
-        UpvoteModel.load(tmp_path / "model")
+        upvotes.UpvoteModel.load(tmp_path / "model")
 
 
 def test_the_network():
     """The head is the paper's; a frozen encoder has no dropout; other models have no pooler."""
     tokenizer = word_tokenizer(["a b"])
-    network = UpvoteNetwork(encoder(tokenizer), freeze=True).train()
+    network = upvotes.UpvoteNetwork(encoder(tokenizer), freeze=True).train()
     assert [tuple(weight.shape) for weight in network.head.state_dict().values()] == [(64, 32), (64,), (1, 64), (1,)]
     assert (network.encoder.training, network.head.training) == (False, True)
     assert not any(each.requires_grad for each in network.encoder.parameters())
-    assert UpvoteNetwork(encoder(tokenizer)).train().encoder.training
+    assert upvotes.UpvoteNetwork(encoder(tokenizer)).train().encoder.training
     gpt = GPT2Model(GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2))
     with pytest.raises(ValueError, match="GPT2Model has no pooler"):
-        UpvoteNetwork(gpt)({"input_ids": torch.ones(1, 2, dtype=torch.int64)})
+        upvotes.UpvoteNetwork(gpt)({"input_ids": torch.ones(1, 2, dtype=torch.int64)})

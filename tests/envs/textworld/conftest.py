@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines import NAME, forked, reused
+from tests.processes import is_running
 from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games
 from torchrl_lang.envs.textworld.games import game_texts
 from torchrl_lang.envs.textworld.text import TEMPLATES
@@ -86,17 +87,10 @@ def engines():
     return found
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def gone(pids, within=10.0):
     """Whether processes end in time."""
     until = time.monotonic() + within
-    while any(map(alive, pids)) and time.monotonic() < until:
+    while any(map(is_running, pids)) and time.monotonic() < until:
         gc.collect()
         time.sleep(0.05)
-    return not any(map(alive, pids))
+    return not any(map(is_running, pids))

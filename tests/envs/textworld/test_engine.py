@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.engines import forked
-from tests.processes import Program
+from tests.processes import Program, is_running, wait_until
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.textworld import TextWorldEnv, TextWorldSpec, build_games
 from torchrl_lang.envs.textworld import env as text_env
 from torchrl_lang.envs.textworld.engine import EnginePool, EngineProcess
 
 from ..helpers import last_words, say
-from .conftest import COIN, SPECS, alive, engines, gone, pids_of
+from .conftest import COIN, SPECS, engines, gone, pids_of
 
 pytest.importorskip("textworld", reason="the extra 'textworld' is not installed")
 
@@ -123,7 +123,7 @@ def test_copies_have_processes_of_their_own_and_stand_where_the_game_stands(make
     assert torch.equal(one["tokens"], other["tokens"])
     assert not set(pids_of(env.pool)) & set(pids_of(copy.pool))
     copy.close()
-    assert all(map(alive, pids_of(env.pool)))
+    assert all(map(is_running, pids_of(env.pool)))
 
 
 def test_a_fork_leaves_the_engines_of_its_parent_alone(make_env):
@@ -149,7 +149,8 @@ import sys, time
 from torchrl_lang.envs.textworld.engine import EnginePool
 pool = EnginePool(1)
 pool.begin({0: sys.argv[1]})
-print(pool._processes[0].process.pid, pool._processes[0].folder, flush=True)
+print(pool._processes[0].process.pid, pool._processes[0].folder)
+print("begun", flush=True)
 time.sleep(60)
 """
 
@@ -157,21 +158,14 @@ time.sleep(60)
 def test_a_process_ends_when_its_parent_is_killed(games):
     parent = Program("-c", PLAYS, games["coin"])
     try:
-        until = time.monotonic() + 60
-        while not parent.stdout.endswith("\n"):
-            assert parent.returncode is None, parent.stderr
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        pid, folder = parent.stdout.split()
-        assert alive(int(pid))
+        parent.wait_for("begun")
+        pid, folder, _ = parent.stdout.split()
+        assert is_running(int(pid))
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     assert gone([int(pid)])
-    until = time.monotonic() + 5
-    while os.path.exists(folder):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: not os.path.exists(folder), 5)
 
 
 def test_rows_are_spread_over_processes_and_answer_as_one_would(games):
@@ -211,9 +205,7 @@ def test_two_build_one_game_in_one_folder_after_one_that_was_killed(games, tmp_p
     with forked():
         killed, *both = (EngineProcess() for _ in range(3))
     killed.ask([job])
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob(".building-*/*.ni")) and time.monotonic() < until:
-        time.sleep(0.005)
+    wait_until(lambda: list(tmp_path.glob(".building-*/*.ni")), 60)
     killed.end()
     assert list(tmp_path.glob(".building-*"))
     assert not path.exists()

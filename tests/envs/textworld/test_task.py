@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -135,10 +136,8 @@ def test_a_won_game_is_known_by_its_records(meals):
             action[2:, 0] = env.tokenizer.control.end_of_action
             return tensordict.set("action", action)
 
-    try:
+    with closing(env):
         records = play_games(env, Table(), games=4, seed=0, keep=["won"])
-    finally:
-        env.close()
     assert records.terminated.tolist() == [True, True, False, False]
     assert task.won(records).tolist() == [True, False, False, False]
     assert task.summary(records, "all").win_rate == 0.25

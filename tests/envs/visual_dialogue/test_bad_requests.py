@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.envs.visual_dialogue.conftest import make_batch
 from tests.envs.visual_dialogue.test_server import form, health, post, send
+from tests.envs.visual_dialogue.word_overlap import make_batch
 
 ASKING = ("fetch_a_bot_response", "step", "step_rank")
 ROUTES = (*ASKING, "fetch_q_bot_response", "fetch_reward", "fetch_reward_rank")

@@ -7,25 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.envs.visual_dialogue.real_files import (
-    CAPTION,
-    FEATURES,
-    raw_features,
-    write_dialogues,
-    write_hdf5,
-    write_numbered,
-    write_rewards,
-)
+from tests.envs.visual_dialogue import real_files
 from torchrl_lang._files import FileError
-from torchrl_lang.envs.visual_dialogue import DialogueRewards, VisualDialogues, generate_visual_dialogues
+from torchrl_lang.envs.visual_dialogue import DialogueRewards, VisualDialogues, files, generate_visual_dialogues
 from torchrl_lang.envs.visual_dialogue.dialogue import Round
-from torchrl_lang.envs.visual_dialogue.files import (
-    ImageFeatures,
-    SplitFiles,
-    read_additional_scenes,
-    read_dialogues,
-    read_reward_cache,
-)
 from torchrl_lang.envs.visual_dialogue.generate import ATTRIBUTES, CAPTIONS, YES_NO
 from torchrl_lang.envs.visual_dialogue.rewards import STOP, is_yes_no
 
@@ -33,23 +18,24 @@ SCENE = {"caption": "a dog", "image": 2, "dialog": [{"question": "is it red?", "
 
 
 def test_dialogues_have_ten_rounds_with_question_marks(tmp_path):
-    dialogues, image_ids = read_dialogues(write_dialogues(tmp_path / "visdial_0.5_train.json", 3))
+    dialogues, image_ids = files.read_dialogues(real_files.write_dialogues(tmp_path / "visdial_0.5_train.json", 3))
     assert image_ids == [378461, 378462, 378463]
-    assert dialogues[2].caption == f"{CAPTION} 2"
+    assert dialogues[2].caption == f"{real_files.CAPTION} 2"
     assert len(dialogues[1].rounds) == 10
     assert dialogues[1].rounds[0] == Round("is it sunny in round 0?", "i can't tell 1")
     assert dialogues[1].rounds[9] == Round("is it sunny in round 9?", "yes")
-    changed = write_dialogues(tmp_path / "d.json", 1, change=lambda items: items[0].pop("image_id"))
-    assert read_dialogues(changed)[1] == [None]
-    numbered = write_numbered(tmp_path / "visdial_1.0_train.json", 3)  # VisDial 1.0 has the numbers of its texts
-    assert read_dialogues(numbered) == (dialogues, image_ids)
+    changed = real_files.write_dialogues(tmp_path / "d.json", 1, change=lambda items: items[0].pop("image_id"))
+    assert files.read_dialogues(changed)[1] == [None]
+    # VisDial 1.0 has the numbers of its texts.
+    numbered = real_files.write_numbered(tmp_path / "visdial_1.0_train.json", 3)
+    assert files.read_dialogues(numbered) == (dialogues, image_ids)
 
 
 def test_files_of_another_version_take_the_place_of_0_5(tmp_path):
-    named = [SplitFiles.in_folder(tmp_path, "train").dialogues.name]
+    named = [files.SplitFiles.in_folder(tmp_path, "train").dialogues.name]
     for version in ("0.9", "1.0", "0.5"):
         (tmp_path / f"visdial_{version}_train.json").touch()
-        named.append(SplitFiles.in_folder(tmp_path, "train").dialogues.name)
+        named.append(files.SplitFiles.in_folder(tmp_path, "train").dialogues.name)
     assert named == [f"visdial_{version}_train.json" for version in ("0.5", "0.9", "1.0", "0.5")]
 
 
@@ -64,7 +50,7 @@ DAMAGED_1_0 = {  # a change, and a part of the message
 @pytest.mark.parametrize(("change", "found"), DAMAGED_1_0.values(), ids=DAMAGED_1_0)
 def test_damaged_files_of_visdial_1_0(tmp_path, change, found):
     with pytest.raises(FileError, match=rf"visdial_1.0_test.json .*{found}"):
-        read_dialogues(write_numbered(tmp_path / "visdial_1.0_test.json", 2, change=change))
+        files.read_dialogues(real_files.write_numbered(tmp_path / "visdial_1.0_test.json", 2, change=change))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +72,7 @@ def test_damaged_dialogues(tmp_path, place, value):
 
     named = ["1", *map(str, place[:1] if place == ["dialog", 9] else place)]
     with pytest.raises(FileError, match=rf'visdial_0\.5_val\.json has .*"{".".join(named)}'):
-        read_dialogues(write_dialogues(tmp_path / "visdial_0.5_val.json", 2, change=change))
+        files.read_dialogues(real_files.write_dialogues(tmp_path / "visdial_0.5_val.json", 2, change=change))
 
 
 def test_other_files_are_not_dialogues_or_scenes(tmp_path):
@@ -94,9 +80,9 @@ def test_other_files_are_not_dialogues_or_scenes(tmp_path):
     for content in (b'{"data": []}', b"[1", b"[]", b"\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00]\x94."):  # a pickle
         path.write_bytes(content)
         with pytest.raises(FileError, match=r"d\.json"):
-            read_dialogues(path)
+            files.read_dialogues(path)
     with pytest.raises(FileError, match="is not UTF-8 text"):
-        read_additional_scenes(path, images=3)
+        files.read_additional_scenes(path, images=3)
 
 
 def test_damaged_reward_caches(tmp_path):
@@ -106,42 +92,42 @@ def test_damaged_reward_caches(tmp_path):
                            ([row, [*row[:10], "x"]], '"1.10"'), ([[nan] * 11] * 2, '"0.0"')):  # fmt: skip
         path.write_text(json.dumps(content))
         with pytest.raises(FileError, match=rf"val_reward_cache2\.json .*{found}"):
-            read_reward_cache(path, 2)
+            files.read_reward_cache(path, 2)
 
 
 def test_additional_scenes(tmp_path):
     path = tmp_path / "scenes.json"
     path.write_text(json.dumps([SCENE, {**SCENE, "dialog": [], "rewards": [0.25]}]))
-    one, none = read_additional_scenes(path, images=3)
+    one, none = files.read_additional_scenes(path, images=3)
     assert (one.image, one.rewards, one.dialogue.rounds) == (2, (0.5, 0.1), (Round("is it red?", "no"),))
     assert (none.dialogue.rounds, none.rewards) == ((), (0.25,))
     for changed, found in (({"image": 3}, "item 0 with image 3 of 3"), ({"rewards": [0.5]}, "1 rewards of 1 rounds"),
                            ({"stop": True}, r"0\.stop"), ({"dialog": SCENE["dialog"] * 11}, r"0\.dialog")):  # fmt: skip
         path.write_text(json.dumps([{**SCENE, **changed}]))
         with pytest.raises(FileError, match=found):
-            read_additional_scenes(path, images=3)
+            files.read_additional_scenes(path, images=3)
 
 
 @pytest.fixture(params=["hdf5", "npy"])
 def written(request, tmp_path):
     """A file of features by split, and what it holds."""
-    raw = raw_features(7)
+    raw = real_files.raw_features(7)
     if request.param == "hdf5":
         pytest.importorskip("h5py")
-        return write_hdf5(tmp_path / "data_img.h5", train=raw_features(3), val=raw), raw
+        return real_files.write_hdf5(tmp_path / "data_img.h5", train=real_files.raw_features(3), val=raw), raw
     np.save(tmp_path / "images_val.npy", raw)
     return tmp_path / "images_val.npy", raw
 
 
 def test_rows_in_any_order(written):
     path, raw = written
-    features = ImageFeatures(path, "val")
-    assert (len(features), features.feature_size) == (7, FEATURES)
+    features = files.ImageFeatures(path, "val")
+    assert (len(features), features.feature_size) == (7, real_files.FEATURES)
     found = features.rows([5, 0, 5, 2])
     expected = raw[[5, 0, 5, 2]] / np.sqrt((raw[[5, 0, 5, 2]] ** 2).sum(1, keepdims=True))
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
-    assert features.rows([]).shape == (0, FEATURES)
+    assert features.rows([]).shape == (0, real_files.FEATURES)
     assert torch.equal(torch.cat(list(features.blocks(3))), features.all())
     assert torch.equal(features.all(), features.rows(range(7)))
     copy = pickle.loads(pickle.dumps(features))  # noqa: S301 (as a data loader sends it to its workers)
@@ -150,10 +136,10 @@ def test_rows_in_any_order(written):
 
 @pytest.mark.parametrize(("value", "found"), [(0.0, "with the norm 0.0"), (np.nan, "with the norm nan")])
 def test_rows_without_a_direction(tmp_path, value, found):
-    raw = raw_features(5)
+    raw = real_files.raw_features(5)
     raw[3] = value
     np.save(tmp_path / "images_val.npy", raw)
-    features = ImageFeatures(tmp_path / "images_val.npy", "val")
+    features = files.ImageFeatures(tmp_path / "images_val.npy", "val")
     assert features.rows([0, 4]).isfinite().all()
     with pytest.raises(FileError, match=f"row 3.* {found}"):
         features.rows([4, 3])
@@ -164,22 +150,22 @@ def test_wrong_arrays(tmp_path):
     for array in (np.ones(5), np.ones((5, 4), dtype=int), np.ones((0, 4)), np.ones((2, 3, 4))):
         np.save(path, array)
         with pytest.raises(FileError, match=match):
-            ImageFeatures(path, "val")
+            files.ImageFeatures(path, "val")
     np.save(path, np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(FileError, match=r"has no array .*that can be read"):  # pickles are never read
-        ImageFeatures(path, "val")
+        files.ImageFeatures(path, "val")
 
 
 def test_hdf5_files_that_are_none_or_have_no_such_split(tmp_path):
     pytest.importorskip("h5py")
-    path = write_hdf5(tmp_path / "data_img.h5", train=raw_features(2))
+    path = real_files.write_hdf5(tmp_path / "data_img.h5", train=real_files.raw_features(2))
     with pytest.raises(FileError, match='has no dataset "images_val" '):
-        ImageFeatures(path, "val")
+        files.ImageFeatures(path, "val")
     path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(FileError, match="that can be read"):
-        ImageFeatures(path, "train")
+        files.ImageFeatures(path, "train")
     with pytest.raises(FileError, match="is missing"):
-        ImageFeatures(tmp_path / "other.h5", "train")
+        files.ImageFeatures(tmp_path / "other.h5", "train")
 
 
 SMALL = {"train": 40, "val": 20}
@@ -211,7 +197,7 @@ def test_hdf5_with_features_of_the_real_size_by_seed(tmp_path):
     with h5py.File(tmp_path / "data" / "data_img.h5") as file:
         shapes = {name: (each.shape, str(each.dtype)) for name, each in file.items()}
     assert shapes == {"images_train": ((40, 4096), "float32"), "images_val": ((20, 4096), "float32")}
-    assert len(ImageFeatures(tmp_path / "data" / "data_img.h5", "val")) == 20
+    assert len(files.ImageFeatures(tmp_path / "data" / "data_img.h5", "val")) == 20
     made, again, other = (contents(tmp_path / name) for name in ("data", "again", "other"))
     assert made == again
     assert all(other[name] != content for name, content in made.items())
@@ -253,17 +239,14 @@ ENDS = {
 @pytest.fixture
 def make(tmp_path):
     """Two real-looking dialogues; after each round the percentile rises by a sixteenth, from 0.6."""
-    np.save(tmp_path / "images_val.npy", raw_features(2, 8))
+    np.save(tmp_path / "images_val.npy", real_files.raw_features(2, 8))
 
     def make(*extra, **rewards):
         (tmp_path / "extra.json").write_text(json.dumps(extra))
-        return VisualDialogues(
-            write_dialogues(tmp_path / "d.json", 2),
-            tmp_path / "images_val.npy",
-            "val",
-            rewards=write_rewards(tmp_path / "r.json", 2, **rewards),
-            additional=tmp_path / "extra.json",
-        )
+        more = {"rewards": real_files.write_rewards(tmp_path / "r.json", 2, **rewards)}
+        more["additional"] = tmp_path / "extra.json"
+        dialogues = real_files.write_dialogues(tmp_path / "d.json", 2)
+        return VisualDialogues(dialogues, tmp_path / "images_val.npy", "val", **more)
 
     return make
 
@@ -278,7 +261,7 @@ def test_env_stops_cuts_at_the_first_last_round(make):
     scene = data.scenes(DialogueRewards())[1]
     assert (len(scene.dialogue.rounds), scene.initial, scene.progress) == (4, 0.6, (0.0625,) * 4)
     first, second, *_ = data.episodes(DialogueRewards())[0].turns
-    assert (first.text, second.text) == (f"{CAPTION} 0", "is it sunny in round 0?")
+    assert (first.text, second.text) == (f"{real_files.CAPTION} 0", "is it sunny in round 0?")
     assert rewards_of(make(later=0.001).episodes(DialogueRewards())[0]) == [-1] * 9 + [0]
     assert (scene.image, scene.stopped) == (1, False)
     closed = [-1, -3, -1, -2]
@@ -296,7 +279,7 @@ def test_agent_stops_has_every_prefix(make):
     assert len(episodes) == 22
     for number, episode in enumerate(episodes):
         rounds = number % 11
-        assert episode.turns[0].text == f"{CAPTION} {number // 11}"
+        assert episode.turns[0].text == f"{real_files.CAPTION} {number // 11}"
         assert rewards_of(episode) == [1.125] * rounds + [0.0] * (rounds < 10)
         assert (episode.turns[-1].text == STOP) == (rounds < 10)
         assert episode.terminated
@@ -323,6 +306,6 @@ def test_additional_scenes_must_end(make, mode, rewards):
 
 
 def test_as_many_images_as_dialogues(tmp_path):
-    np.save(tmp_path / "images_val.npy", raw_features(3))
+    np.save(tmp_path / "images_val.npy", real_files.raw_features(3))
     with pytest.raises(FileError, match=r"images_val\.npy holds 3 images, but .*holds 4 dialogues"):
-        VisualDialogues(write_dialogues(tmp_path / "d.json", 4), tmp_path / "images_val.npy", "val")
+        VisualDialogues(real_files.write_dialogues(tmp_path / "d.json", 4), tmp_path / "images_val.npy", "val")

@@ -1,12 +1,12 @@
-"""Guesser and answerer: masks against plain loops, the same numbers in any batch, greedy decoding, files."""
+"""Guesser and answerer: masks against plain loops, the same numbers in any batch, greedy decoding, files, learning."""
 
-import json
 import re
 
 import pytest
 import torch
 
-from torchrl_lang._files import FileError, write_checksums, write_manifest
+from tests.sealed import reseal
+from torchrl_lang._files import FileError
 from torchrl_lang.envs.visual_dialogue import (
     LocalDialogueModels,
     VisualDialogues,
@@ -14,6 +14,7 @@ from torchrl_lang.envs.visual_dialogue import (
     train_dialogue_models,
 )
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
+from torchrl_lang.envs.visual_dialogue.generate import ATTRIBUTES
 from torchrl_lang.envs.visual_dialogue.models import TrainedModels, rank_percentile
 from torchrl_lang.envs.visual_dialogue.networks import (
     BEGIN,
@@ -27,6 +28,7 @@ from torchrl_lang.envs.visual_dialogue.networks import (
     join_words,
     split_words,
 )
+from torchrl_lang.envs.visual_dialogue.rewards import is_yes_no
 
 SIZE = 16
 DIALOGUES = [
@@ -175,11 +177,7 @@ def test_configurations_that_do_not_fit(saved, tmp_path, change, found):
     """Also where someone has updated digests and checksums."""
     folder = tmp_path / "models"
     saved.save(folder)
-    content = json.loads((folder / "config.json").read_text())
-    del content["digest"]
-    change(content)
-    write_manifest(folder / "config.json", content)
-    write_checksums(folder)
+    reseal(folder / "config.json", change)
     with pytest.raises(FileError, match=re.escape(found)):
         TrainedModels.load(folder)
 
@@ -242,3 +240,58 @@ def test_ids_of_words_and_of_unknown_ones():
     assert words.ids([""]).shape == (1, 1)
     assert words.text([4, UNKNOWN, 5, END, 5]) == "a dog"
     assert words.text([]) == ""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Models, held-out dialogues and the features of their images."""
+    home = tmp_path_factory.mktemp("learned")
+    generate_visual_dialogues(home / "data", {"train": 800, "val": 150}, npy=True, seed=3)
+    train, val = (VisualDialogues.in_folder(home / "data", split) for split in ("train", "val"))
+    options = {"guesser_epochs": 13, "answerer_epochs": 10, "batch_size": 32, "width": 64}
+    options |= {"guesser_rate": 3e-3, "answerer_rate": 8e-3}
+    train_dialogue_models(train.dialogues, train.features, **options).save(home / "models")
+    pool = val.features.all()
+    return LocalDialogueModels(home / "models", pool), val.dialogues, pool
+
+
+def prefixes(dialogues, rounds):
+    return [each._replace(rounds=each.rounds[:rounds]) for each in dialogues]
+
+
+@pytest.mark.slow
+def test_captions_are_not_informative_and_rounds_help(trained):
+    models, dialogues, pool = trained
+    mean = torch.stack([models.percentiles(prefixes(dialogues, rounds), pool).mean() for rounds in (0, 3, 6, 10)])
+    assert 0.6 < mean[0] < 0.75
+    assert (mean.diff() > 0.01).all()
+    assert mean[-1] > mean[0] + 0.1
+    closed = [[each for each in dialogue.rounds if is_yes_no(each.answer, "conservative")] for dialogue in dialogues]
+    only_closed = [each._replace(rounds=tuple(rounds)) for each, rounds in zip(dialogues, closed, strict=True)]
+    assert models.percentiles(only_closed, pool).mean() < mean[-1] - 0.1
+
+
+@pytest.mark.slow
+def test_answers_are_right(trained):
+    """Nine of ten to open questions; to those with yes or no, of three forms each, more than the half that guesses."""
+    models, dialogues, pool = trained
+    right = {True: [], False: []}
+    for rounds in range(10):
+        asked = [each.rounds[rounds] for each in dialogues]
+        answers = models.answers(prefixes(dialogues, rounds), [each.question for each in asked], pool)
+        for got, each in zip(answers, asked, strict=True):
+            right[is_yes_no(each.answer, "conservative")].append(got == each.answer)
+    assert min(map(len, right.values())) > 700
+    assert sum(right[False]) / len(right[False]) > 0.9
+    assert sum(right[True]) / len(right[True]) > 0.65
+
+
+@pytest.mark.slow
+def test_asking_the_models_reaches_the_image(trained):
+    models, dialogues, pool = trained
+    asked = [Dialogue(each.caption) for each in dialogues]
+    for attribute in ATTRIBUTES[:10]:
+        question = f"{attribute.open_questions[0][0]}?"
+        answers = models.answers(asked, [question] * len(asked), pool)
+        asked = [each.then(question, answer) for each, answer in zip(asked, answers, strict=True)]
+    assert models.percentiles(asked, pool).mean() > 0.85

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import SMALL
-from tests.recipes.interrupt import interrupted_at
+from tests.recipes.commands import interrupted_at, words_of
 from torchrl_lang.__main__ import main
 from torchrl_lang._files import FileError
 from torchrl_lang.envs import visual_dialogue as vd
@@ -24,8 +24,7 @@ TINY = SMALL | {"train": 24, "guesser_epochs": 2, "answerer_epochs": 1, "width":
 
 
 def command(out, *more, sizes=SMALL):
-    given = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return main(["prepare", "visual_dialogue", "--out", str(out), *given, *map(str, more)])
+    return main(["prepare", "visual_dialogue", "--out", str(out), *words_of(sizes), *map(str, more)])
 
 
 def content(folder, *, without=("prepare.json",)):

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.envs.visual_dialogue.conftest import make_batch
 from tests.envs.visual_dialogue.test_server import form, health, post
-from tests.processes import Program
+from tests.envs.visual_dialogue.word_overlap import make_batch
+from tests.processes import Program, wait_until
 from torchrl_lang.envs.visual_dialogue import RemoteModels
 from torchrl_lang.envs.visual_dialogue.dialogue import answer_and_score
 
@@ -43,12 +43,11 @@ class Serving:
     def __init__(self, delay=0.0, port=0, before=""):
         pytest.importorskip("uvicorn")
         self.program = Program("-c", COMMAND.format(delay=delay, port=port, before=before))
-        end = time.monotonic() + 60
-        while not (found := re.search(r"on (http://127\.0\.0\.1:(\d+)),", self.program.stdout)):
-            assert self.program.returncode is None, self.program.stderr
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        self.url, self.port = found[1], int(found[2])
+        said = re.compile(r"on (http://127\.0\.0\.1:(\d+)),")
+        wait_until(lambda: said.search(self.program.stdout) or self.program.returncode is not None)
+        assert self.program.returncode is None, self.program.stderr
+        self.url, port = said.search(self.program.stdout).groups()
+        self.port = int(port)
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tests.envs.visual_dialogue.conftest import make_batch
-from tests.envs.visual_dialogue.word_overlap import WordOverlap
+from tests.envs.visual_dialogue.word_overlap import WordOverlap, make_batch
 from torchrl_lang.envs.visual_dialogue import compute_reward_caches
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round
 

@@ -4,7 +4,6 @@ import json
 import socket
 import sys
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 from tests.envs.scripted_server import Scripted
-from tests.envs.visual_dialogue.conftest import make_batch
-from tests.envs.visual_dialogue.word_overlap import WordOverlap, ask
+from tests.envs.visual_dialogue.word_overlap import WordOverlap, ask, make_batch
+from tests.processes import wait_until
 from torchrl_lang.envs.visual_dialogue import DialogueServer, RemoteModels
 from torchrl_lang.envs.visual_dialogue.dialogue import Dialogue, Round, answer_and_score, last_round_rewards
 from torchrl_lang.envs.visual_dialogue.protocol import RequestBatch, RequestError
@@ -148,17 +147,10 @@ def submit(models, *captions):
     return [models.submit(route, RequestBatch([Dialogue(caption)], question, image)) for caption in captions]
 
 
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_what_waits_is_answered_as_one_batch_in_order_but_for_what_was_given_up(held):
     models = ModelQueue(held, ask, size=8)
     first = submit(models, "a")
-    until(lambda: held.batches)
+    wait_until(lambda: held.batches)
     rest = submit(models, "b", "given up", "c", "d")
     assert rest.pop(1).cancel()
     question = models.submit("fetch_q_bot_response", RequestBatch([Dialogue("e")], [], None))
@@ -172,7 +164,7 @@ def test_what_waits_is_answered_as_one_batch_in_order_but_for_what_was_given_up(
 def test_only_the_request_at_fault_fails(held):
     models = ModelQueue(held, None, size=8)
     waiting = submit(models, "a")
-    until(lambda: held.batches)
+    wait_until(lambda: held.batches)
     waiting += submit(models, "b", "fault", "c")
     held.go.set()
     fault = waiting.pop(2)
@@ -201,9 +193,9 @@ def fields(caption):
 def test_a_full_queue_asks_to_come_back_later(held, serving):
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(post, serving, "fetch_a_bot_response", fields("a"))
-        until(lambda: held.batches)
+        wait_until(lambda: held.batches)
         second = pool.submit(post, serving, "fetch_a_bot_response", fields("b"))
-        until(lambda: health(serving)["queue"] == 1)
+        wait_until(lambda: health(serving)["queue"] == 1)
         status, reply = post(serving, "fetch_a_bot_response", fields("c"))
         assert (status, reply["error"]) == (503, "1 requests wait: send it again later")
         held.go.set()

@@ -98,6 +98,21 @@ def make_env(data, models=None, *, tokenizer=TOKENIZER, batch_size=(1,), **optio
     return VisualDialogueEnv(data, models or WordOverlap(), tokenizer, batch_size=batch_size, **options)
 
 
+def make_batch(count, seed=0, size=SIZE):
+    """Dialogues of 0 to 4 rounds, a question of each, and features ``[count, size]``."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def word():
+        return WORDS[int(torch.randint(len(WORDS), (), generator=generator))]
+
+    dialogues = []
+    for number in range(count):
+        rounds = [Round(f"is it {word()}?", ("yes", "no")[(number + turn) % 2]) for turn in range(number % 5)]
+        dialogues.append(Dialogue(f"a {word()} {word()}", tuple(rounds)))
+    features = torch.stack([image(seed * 1000 + number) for number in range(count)])
+    return dialogues, [f"is it {word()} or {word()}?" for _ in range(count)], features
+
+
 def _write(path, dialogues):
     items = []
     for number, each in enumerate(dialogues):

@@ -1,6 +1,5 @@
 """The exact solver against brute force, bounds worked by hand and a published optimum, and its trees."""
 
-import json
 import os
 import random
 from collections import defaultdict
@@ -12,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.envs.wordle.helpers import letters, plain_feedback
-from torchrl_lang._files import FileError, json_digest
+from tests.sealed import reseal
+from torchrl_lang._files import FileError
 from torchrl_lang.envs import wordle
 from torchrl_lang.envs.wordle.tree import DecisionTree
 
@@ -71,10 +71,7 @@ def test_a_damaged_tree_is_refused(tmp_path, change, noun):
     """Even with a digest that fits: every word is followed to its end."""
     path = tmp_path / "tree.json"
     wordle.solve(WORDS, progress=False).save(path)
-    content = json.loads(path.read_text())
-    del content["digest"]
-    change(content)
-    path.write_text(json.dumps({**content, "digest": json_digest(content)}))
+    reseal(path, change)
     with pytest.raises(FileError, match=f"tree.json .*{noun}"):
         DecisionTree.load(path)
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.interrupt import interrupted_at
-from tests.recipes.lines import assert_same, assert_same_runs, refused
+from tests.recipes.commands import assert_same, assert_same_runs, interrupted_at, refused, words_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation import load_ad_model, record_history
 from torchrl_lang.evaluation.plots import read_columns
@@ -17,14 +16,13 @@ from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, so
 from torchrl_lang.training import Checkpointer
 
 ad = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.ad")
-TASKS = {"size": 3, "episode-length": 6}
-SIZES = {"streams": 4, "context-episodes": 2, "width": 8, "heads": 2, "layers": 1, "batch-size": 8, "fresh-every": 3}
-TIMES = {"steps": 8, "eval-every": 2, "log-every": 1, "episodes": 4, "eval-streams": 3}
+TASKS = {"size": 3, "episode_length": 6}
+SIZES = {"streams": 4, "context_episodes": 2, "width": 8, "heads": 2, "layers": 1, "batch_size": 8, "fresh_every": 3}
+TIMES = {"steps": 8, "eval_every": 2, "log_every": 1, "episodes": 4, "eval_streams": 3}
 
 
 def command(out, *more):
-    sizes = [word for name, value in (TASKS | SIZES | TIMES).items() for word in (f"--{name}", value)]
-    return [str(word) for word in ("train", "ad", "--out", out, *sizes, *more)]
+    return [str(word) for word in ("train", "ad", "--out", out, *words_of(TASKS | SIZES | TIMES), *more)]
 
 
 def train(out, *more):
@@ -32,7 +30,7 @@ def train(out, *more):
 
 
 def family():
-    return TaskFamily(AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}))
+    return TaskFamily(AD(out="x", **TASKS))
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +114,8 @@ def test_every_family_and_source_trains(more, tmp_path):
     assert load_ad_model(tmp_path / "run" / "model").context == 12
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--size", "2"], "3 tasks leave none for a part"),
-        (["--history", "nothing"], "There is no learning history in nothing"),
-    ],
-)
-def test_bad_options_end_in_a_line(more, message, tmp_path, capsys):
-    assert message in refused(capsys, *command(tmp_path / "run", *more))
-
-
 def recorded(folder, seed):
-    options = AD(out="x", **{name.replace("-", "_"): value for name, value in TASKS.items()}, source="noise")
+    options = AD(out="x", **TASKS, source="noise")
     env = family().env(family().split.train, 4)
     record_history(folder, source_on(options, env, seed=seed))
     return folder
