@@ -151,6 +151,8 @@ def test_an_environment_factory_is_a_task_of_all_commands(home, coins, capsys, m
     assert players == ["random", "run sample", "run greedy", "run beta 2 greedy"]
     assert main(["play", name, "--watch", str(run), "--games", "1", "--seed", "0"]) == 0
     assert "< how many" in capsys.readouterr().out
+    watched = ["play", name, "--watch", run, "--games", "1", "--option"]
+    assert "{'number': 2}, not {'number': 1}: omit --option" in refused(capsys, *watched, "number=1")
     monkeypatch.setattr(sys, "stdin", io.StringIO("0\n1\n2\n"))
     assert main(["play", name, "--seed", "0", "--option", "number=1"]) == 0
     assert "(+1)\n< yes\nThe game is over" in capsys.readouterr().out
@@ -288,7 +290,7 @@ def test_a_name_in_a_manifest_or_a_run_is_never_imported(home, capsys):
         ("my_package.coins:Unnamed", "lacks name"),
         ("my_package.coins:Wordle", "There is a task 'wordle' already: give my_package.coins:Wordle another 'name'"),
         ("my_package.coins:Half", "lacks data_options, play_options, action_length, env, player, tokenizer"),
-        ("my_package.coins:one_at_a_time", "an environment of batch size [1], expected [4]: pass on batch_size"),
+        ("my_package.coins:one_at_a_time", "has batch size [1], expected [4]: pass it on"),
         ("my_package.coins:not_an_env", "returned {'batch_size': 1}: expected a function make_env("),
         ("my_package.coins:other_signature", "argument 'batch_size'): expected a function make_env("),
         (":make_env", ":make_env cannot be imported (ValueError: Empty module name"),

@@ -11,8 +11,9 @@ from tests.recipes.commands import assert_same, assert_same_runs, interrupted_at
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation import load_ad_model, record_history
 from torchrl_lang.evaluation.plots import read_columns
-from torchrl_lang.recipes.algorithm_distillation.ad import AD
+from torchrl_lang.recipes.algorithm_distillation import formats
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, source_on
+from torchrl_lang.recipes.algorithm_distillation.options import AD
 from torchrl_lang.training import Checkpointer
 
 ad = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.ad")
@@ -87,12 +88,12 @@ def test_the_checkpoint_is_the_best_on_validation_tasks(tmp_path, monkeypatch):
 def test_options_reach_the_loss(monkeypatch, tmp_path):
     seen = []
 
-    class StoppedLoss(ad.ADLoss):
+    class StoppedLoss(formats.ADLoss):
         def __init__(self, model, **options):
             seen.append((model, options))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ad, "ADLoss", StoppedLoss)
+    monkeypatch.setattr(formats, "ADLoss", StoppedLoss)
     more = ["--label-smoothing", "0.1", "--reward-weight", "0.2", "--observation-weight", "0.3", "--layers", "2"]
     assert train(tmp_path / "run", *more) == 130
     ((model, options),) = seen

@@ -11,9 +11,9 @@ from tests.recipes.commands import Trainings, words_of
 from torchrl_lang.__main__ import main
 from torchrl_lang.algorithm_distillation import RandomPolicy, episode_returns, record_history
 from torchrl_lang.algorithm_distillation.sources import LinearDecay, QLearning
-from torchrl_lang.recipes.algorithm_distillation.ad import FormatOptions
 from torchrl_lang.recipes.algorithm_distillation.distill import Distill, TestPlay, format_report, reports
 from torchrl_lang.recipes.algorithm_distillation.histories import HistoryOptions, TaskFamily, source_on
+from torchrl_lang.recipes.algorithm_distillation.options import FormatOptions
 
 # The package has the function of that name.
 recipe = importlib.import_module("torchrl_lang.recipes.algorithm_distillation.distill")

@@ -7,9 +7,9 @@ from torchrl_lang._files import FileError
 from torchrl_lang.algorithm_distillation import evaluate_in_context
 from torchrl_lang.algorithm_distillation.language.template import parse_steps
 from torchrl_lang.modules import load_language_model
-from torchrl_lang.recipes.algorithm_distillation.ad import AD, FORMATS, FormatOptions, LanguageFormat, Wording
-from torchrl_lang.recipes.algorithm_distillation.distill import Distill
+from torchrl_lang.recipes.algorithm_distillation.formats import FORMATS, LanguageFormat, Wording
 from torchrl_lang.recipes.algorithm_distillation.histories import TaskFamily, history_windows
+from torchrl_lang.recipes.algorithm_distillation.options import AD, Distill, FormatOptions
 
 TINY = {"width": 8, "heads": 2, "layers": 1, "context_episodes": 2, "streams": 2}
 FAMILIES = [
@@ -35,7 +35,7 @@ def windows_of(options, batch_size=8):
     return history_windows(options, length=length, batch_size=batch_size, seed=0).sample()
 
 
-@pytest.mark.parametrize(("template", "family"), zip(LONGEST, FAMILIES, strict=True))
+@pytest.mark.parametrize(("template", "family"), [*zip(LONGEST, FAMILIES, strict=True)])
 def test_rows_are_the_steps_without_loss(template, family):
     options = language(template, **family)
     format, windows = new(options), windows_of(options)

@@ -83,7 +83,7 @@ def test_windows_have_the_training_tasks_and_no_others(name, drawn):
         ({}, PosteriorSampling, 12 * 6, 1),
         ({"source": "noise"}, NoisyExpert, 12 * 6, 1),
         ({"source": "q_learning"}, QLearning, 600 * 6, 40),
-        ({"env": "dark_key_door", "tasks": 20}, QLearning, 600 * 6, 40),
+        ({"env": "dark_key_door", "tasks": 20}, PosteriorSampling, 12 * 6, 1),
         ({"env": "bandit", "tasks": 20}, UCB, 20 * 6, 1),
         ({"history_episodes": 4, "skip_episodes": 2}, PosteriorSampling, 4 * 6, 2),
     ],

@@ -40,8 +40,8 @@ class EnvGames(Options):
     option: dict[str, Any] = pairs("options of the environment factory: JSON values, other values are texts")
 
     def task(self) -> EnvTask:
-        """The task."""
-        return self.kind(dict(self.option))
+        """The task, whose class has the options as those that were given."""
+        return env_task(self.kind.name, self.kind.factory, self.option)(dict(self.option))
 
 
 @dataclass(frozen=True, kw_only=True)
