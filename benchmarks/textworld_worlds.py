@@ -28,8 +28,8 @@ class World(NamedTuple):
 
 
 GAMES = "--kind custom --template lower --exchange --games 640 --valid 40 --test 100 --action-length 24"
-EXPERT = "--first-command inventory --episodes 6000"
-BC = "--layers 3 --width 128 --steps 2500 --batch-size 16 --lr 3e-3 --eval-every 500 --eval-games 100"
+EXPERT = "--first-command inventory --episodes 8000"
+BC = "--layers 3 --width 128 --steps 4500 --batch-size 16 --lr 3e-3 --eval-every 900 --eval-games 100"
 PPO = "--iterations 30 --games 128 --eval-every 10 --eval-games 80"
 WORLDS = {"w2-o3-q4": World(12, 768), "w4-o6-q8": World(24, 2048)}
 REPORT = 2_000_000

@@ -84,7 +84,7 @@ def test_words_come_from_training_games_alone(meals):
 def test_the_engines_names_are_known_before_they_are_met():
     """And no word of its sentences, by names as they are in games."""
     words = theme_words()
-    assert {"locker", "boysenberry", "non-euclidean", "restroom", "spork"} <= set(words)
+    assert {"locker", "boysenberry", "non-euclidean", "restroom", "type 0", "type y"} <= set(words)
     assert not {"you", "the", "door", "take", "unlock", "north", "thing", "of", "n", "x", "typical"} & set(words)
     assert words == sorted(set(words))
 

@@ -174,7 +174,7 @@ def game_texts(
 
 
 def theme_words() -> list[str]:
-    """The words, in lower case, of the names that the engine's generators give to rooms and things.
+    """The words, in lower case, of the names that the engine's generators give to rooms and things, and "type y".
 
     They are read from the grammar of the engine, without the words of its sentences and commands. So the names of all
     games can be symbols of a tokenizer, those of games that were not built yet as well.
@@ -196,6 +196,7 @@ def theme_words() -> list[str]:
     ]
     listed = [text for name, text in alternatives.items() if name not in sentences]
     words = WORD.findall(re.sub(r"#([^#]*)#(\w*)", compounds, " ; ".join(listed)))
+    words += [f"type {mark}" for kind in ("number", "letter") for mark in alternatives[kind].split(";")]
     # The parser takes single letters as commands, such as n for north.
     return sorted({word for word in words if len(word) > 1} - {*WORD.findall(room + instruction)})
 

@@ -20,8 +20,8 @@ _META = frozenset(
 )
 """First words of commands that leave the game, write files, undo, or print hidden state. ``n`` (north) is allowed."""
 
-WORD = re.compile("[a-z]+(?:-[a-z]+)*")
-"""A word in lower case, such as "half-eaten"."""
+WORD = re.compile(r"type [a-z0-9]\b|[a-z]+(?:-[a-z]+)*")
+"""A word in lower case, such as "half-eaten"; a mark such as "type y", as of a keycard, counts as one."""
 
 _STATUS = re.compile(r"\n?>[ ]{20,}.*\Z", re.DOTALL)
 _PROMPT = re.compile(r"\n>[ ]*\Z")
@@ -58,6 +58,8 @@ def exchanged(text: str, words: Mapping[str, str]) -> str:
         >>> from torchrl_lang.envs.textworld.text import exchanged
         >>> exchanged("take the key from the dish-pit", {"key": "sofa", "dish-pit": "attic"})
         'take the sofa from the attic'
+        >>> exchanged("a type y box", {"type y": "steel", "y": "z"})
+        'a steel box'
     """
     return WORD.sub(lambda found: words.get(found[0], found[0]), text) if words else text
 
