@@ -123,7 +123,7 @@ def test_ilql_takes_an_utterance_actor(rows):
     models.total(spoken(rows)).backward()
     assert any(p.grad is not None and p.grad.any() for p in spoken.actor_network.parameters())
     guided = UtteranceActor(make_actor(), CONTROL, 4, guidance=ValueGuidance(q.module, beta=1.0))
-    with pytest.raises(ValueError, match="without guidance="):
+    with pytest.raises(ValueError, match="give no guidance="):
         ILQLLoss(guided, q, v)
 
 

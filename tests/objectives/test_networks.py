@@ -95,7 +95,7 @@ WRONG = {
     "many values": (None, nn.Linear(WIDTH, 5), r"\[N, 1\] or \[N\], got \[3, 5\]"),
     "no module": (torch.sin, None, "needs qvalue_network as a module"),
     "no states": (nn.Flatten(0), None, "fails on states of this model"),
-    "truth values": (Compared(WIDTH, VOCAB), None, "must write floating-point numbers .*torch.bool"),
+    "truth values": (Compared(WIDTH, VOCAB), None, "must write floats .*torch.bool"),
 }
 
 

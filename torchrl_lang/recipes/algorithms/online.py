@@ -141,7 +141,8 @@ class RatioOptions(OnlineOptions, group="loss"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kl_coef and self.kl_weight:
-            raise ValueError("The KL penalty is in the rewards or in the loss: set --kl-coef or --kl-weight to 0.")
+            given = f"--kl-coef {self.kl_coef} and --kl-weight {self.kl_weight}"
+            raise ValueError(f"The KL penalty is in the rewards or in the loss, got {given}: set one of them to 0.")
 
 
 @dataclass(frozen=True, kw_only=True)
