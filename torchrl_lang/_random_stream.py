@@ -48,11 +48,15 @@ class RandomStream(nn.Module):
         """A uniform integer in ``[0, n)`` for each entry of ``n``, int64; 0 if ``n`` is 0."""
         return torch.minimum((self.uniform(tuple(n.shape)).to(n.device) * n).long(), (n - 1).clamp_min(0))
 
-    def choice(self, allowed: Tensor) -> Tensor:
+    def choice(self, allowed: Tensor, rows: Tensor | None = None) -> Tensor:
         """The index of a True entry in each row of ``allowed``, bool ``[N, A]``; each is equally likely.
 
+        Args:
+            allowed: the entries to choose from.
+            rows: bool ``[N]``, rows that are wanted. The others cost random numbers, but no search.
+
         Returns:
-            int64 ``[N]``; ``A`` where a row has no True entry.
+            int64 ``[N]``, or one for each wanted row; ``A`` where a row has no True entry.
 
         Examples:
             >>> import torch
@@ -61,6 +65,8 @@ class RandomStream(nn.Module):
             tensor([1, 2])
         """
         rank = self.below(allowed.sum(-1))
+        if rows is not None:
+            allowed, rank = allowed[rows], rank[rows]
         return (allowed.cumsum(-1) <= rank[:, None]).sum(-1)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -349,8 +349,8 @@ class PosteriorSampling(TabularSource):
     so far, each equally likely, and acts optimally for it until a reward contradicts it. So it does not search a place
     twice, and its histories show how to search, which those of an expert with noise do not.
 
-    Each step compares every task of the family with every stream, by a table of rewards, bool ``[states, actions,
-    tasks]``: 5 MB for the 6,561 tasks of a key and a door in 9 x 9 cells.
+    Each step compares every task of the family with every stream, by a table of rewards, bool ``[states *
+    actions, tasks]``: 5 MB for the 6,561 tasks of a key and a door in 9 x 9 cells.
 
     Args:
         env, steps, seed: as in :class:`~torchrl_lang.algorithm_distillation.sources.TabularSource`.
@@ -381,16 +381,15 @@ class PosteriorSampling(TabularSource):
         self._possible = torch.ones(self._n, self.env.n_tasks, dtype=torch.bool, device=self._device)
         self._drawn = random.choice(self._possible)
         sizes = (self.env.n_states, self.env.n_actions, self.env.n_tasks)
-        state, action, task = torch.cartesian_prod(*(torch.arange(n, device=self._device) for n in sizes)).unbind(-1)
+        state, action, task = (torch.arange(size, device=self._device) for size in sizes)
+        state, action = torch.cartesian_prod(state, action)[..., None].unbind(1)
         # Whether a task rewards an action in a state: a step looks it up, instead of trying all tasks.
-        self._rewards = self.env._transition(state, action, task)[1].bool().view(-1, self.env.n_tasks)
+        self._rewards = self.env._transition(state, action, task)[1].bool()
 
     def _best(self) -> Tensor:
         return self.env._optimal_actions(self.env.state.reshape(-1), self._drawn)
 
     def _learn(self, state: Tensor, action: Tensor, reward: Tensor, following: Tensor, terminated: Tensor) -> None:
         self._possible &= self._rewards[state * self.env.n_actions + action] == reward.bool()[:, None]
-        rank = self._random.below(self._possible.sum(-1))
         contradicted = ~self._possible.gather(-1, self._drawn[:, None]).squeeze(-1)
-        others = self._possible[contradicted].cumsum(-1, dtype=torch.int32)
-        self._drawn[contradicted] = (others <= rank[contradicted, None]).sum(-1)
+        self._drawn[contradicted] = self._random.choice(self._possible, contradicted)
