@@ -12,7 +12,7 @@ from tests.objectives.oracle import assert_matches, numpy_rows, oreo_losses
 from tests.objectives.test_contract import assert_same
 from tests.objectives.test_ilql import of_oracle
 from tests.objectives.test_qsft import logits_of, uneven
-from torchrl_lang.modules import UtteranceActor, row_log_prob
+from torchrl_lang.modules import UtteranceActor, ValueHead, row_log_prob
 from torchrl_lang.objectives import OREOLoss
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import frozen_copy
@@ -127,3 +127,5 @@ def test_parts_that_do_not_fit():
     filtered = UtteranceActor(make_actor(), CONTROL, 4, top_k=3)
     with pytest.raises(ValueError, match="OREOLoss needs actors without top_k"):
         OREOLoss(filtered, value, frozen_copy(spoken))
+    with pytest.raises(TypeError, match=r"OREOLoss needs value_network as a module .* got type"):
+        OREOLoss(make_actor(), ValueHead, frozen_copy(make_actor()))

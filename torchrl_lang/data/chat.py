@@ -60,7 +60,8 @@ def rows_from_chat(steps: TensorDictBase, *, reward_key: NestedKey = schema.REWA
                 [5, 6, 8]])
     """
     if not steps.ndim or not steps.batch_size.numel():
-        raise ValueError(f"Steps {list(steps.shape)} lack a step or a dimension of time: steps.unsqueeze(0) adds one.")
+        advice = "pass [*B, time], steps.unsqueeze(0) for a single step"
+        raise ValueError(f"There is no step or no dimension of time in steps of shape {list(steps.shape)}: {advice}.")
     needed = [_PROMPT, _RESPONSE, ("next", schema.DONE), ("next", schema.TERMINATED)]
     needed += [] if reward_key == schema.REWARD else [unravel_key(("next", reward_key))]
     missing = [key for key in needed if key not in steps.keys(True)]

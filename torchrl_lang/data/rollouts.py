@@ -249,7 +249,8 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
     step, own = rollout.get("next"), rows.get(schema.TOKEN_REWARD)
     reward = step.get(key)
     if reward.numel() != row.numel():
-        raise ValueError(f"{key!r} of steps {[*row.shape]} is {[*reward.shape]}: combine rewards to one for each step.")
+        shapes = f"{[*row.shape, 1]}, got {[*reward.shape]}"
+        raise ValueError(f"{key!r} must be one number per step, {shapes}: combine them, or name another one.")
     before, after = (row_length(x.get(schema.ATTENTION_MASK)) for x in (rollout, step))
     place = torch.arange(own.shape[-1], device=own.device)
     earned = torch.where(place >= before.unsqueeze(-1), step.get(schema.TOKEN_REWARD), 0.0)
@@ -265,7 +266,8 @@ def step_rewards(rollout: TensorDictBase, row: Tensor, rows: TensorDictBase, key
     last = torch.where(step.get(schema.AGENT_MASK), place, -1).max(-1).values
     without_token = int((changed & (last < 0)).sum())
     if without_token:
-        raise ValueError(f"{without_token} steps have a {key!r} but no token of the agent: use reward_key=None.")
+        steps = f"{without_token} steps have another {key!r}"
+        raise ValueError(f"{steps} but no token of the agent for it: use reward_key=None.")
     _tokens_of_steps(rollout, row, rows.get(schema.AGENT_MASK), own.shape[-1], key)
     return own.index_put((row[changed], last[changed]), extra[changed], accumulate=True)
 

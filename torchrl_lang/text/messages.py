@@ -226,7 +226,8 @@ class MessageRecord(Record):
     @model_validator(mode="after")
     def _check_role(self) -> MessageRecord:
         if self.role != "assistant" and (self.of_template or self.reward is not None):
-            raise ValueError(f"has {[*self.of_template] or 'a reward'}, as messages of {self.role!r} may not")
+            found = [*self.of_template] or "a reward"
+            raise ValueError(f"has {found}, but only messages of the assistant may, not of {self.role!r}")
         if "content" not in self.model_fields_set and not self.of_template:
             raise ValueError("has no text as 'content'")
         return self

@@ -201,7 +201,8 @@ class RunOptions(TrainingOptions, TaskOptions, group="model"):
         if self.shard and self.algorithm in _UNSHARDED:
             raise ValueError(f"{self.algorithm} cannot --shard its models: leave it out.")
         if self.dtype == "float16" and self.lora_rank is None and self.top_layers is None:
-            raise ValueError("Small gradients are 0 in --dtype float16: give --lora-rank, --top-layers or bfloat16.")
+            remedy = "give --lora-rank or --top-layers, or another dtype"
+            raise ValueError(f"Small gradients are 0 in --dtype float16: {remedy}.")
 
     @classmethod
     def preset_of_model(cls, given: Mapping[str, Any]) -> dict[str, Any]:
