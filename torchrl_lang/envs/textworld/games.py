@@ -174,10 +174,10 @@ def game_texts(
 
 
 def theme_words() -> list[str]:
-    """The words, in lower case, of the names that the engine's generators give to rooms and things, and "type y".
+    """The words, in lower case, of the names that the engine's generators give to rooms and things.
 
     They are read from the grammar of the engine, without the words of its sentences and commands. So the names of all
-    games can be symbols of a tokenizer, those of games that were not built yet as well.
+    games can be symbols of a tokenizer, those of games that were not built yet as well. A mark such as "type y" is one.
     """
     folder = importlib.metadata.distribution("textworld").locate_file("textworld/generator/data/text_grammars")
     names, room, instruction = (

@@ -29,7 +29,7 @@ class _FamilyDefaults(NamedTuple):
     """A bandit's episodes are short, as their ends mean nothing to it."""
     source: SourceName
     streams: int
-    """Keys and doors have many tasks."""
+    """Histories of each task at a time: of keys and doors, which have many tasks, one."""
 
 
 FAMILIES: dict[FamilyName, _FamilyDefaults] = {
