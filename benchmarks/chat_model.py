@@ -1,7 +1,8 @@
 """A pretrained chat model beside transformers and TRL: the same rows, weights and dtype, on one core.
 
 The game is :class:`~torchrl_lang.envs.games.GuessNumber`, 1 to 15 in four turns, in the model's chat template. TRL's
-trainers run their own ``train()``; after each of their steps ours takes its own, so that a busy moment hits both.
+trainers run their own ``train()``; after each of their steps ours takes its own, so that a busy moment hits both. Each
+side has the model as it loads it: ours with linear layers by oneDNN.
 
 * A BC step: ``BCLoss`` beside TRL's ``SFTTrainer`` and a plain transformers step, on 16 games, with all weights and
   with LoRA on all layers. The loss counts the agent's tokens, in the plain step and in TRL's by labels of -100.
@@ -35,7 +36,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor, nn
 from torchrl.modules.llm import TransformersWrapper
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
 
 from benchmarks.common import interleaved, median, one_core, ratio, row, seconds, smoking
 from benchmarks.stopwatch import Stopwatch
@@ -85,7 +86,12 @@ class Table:
         self.last = [*range(max(blocks - LAST, 0), blocks)]
 
     def lm(self) -> PreTrainedModel:
+        """The model as this library loads it."""
         return load_causal_lm(self.folder, dtype=torch.float32)
+
+    def theirs(self) -> PreTrainedModel:
+        """The model as transformers loads it."""
+        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, trust_remote_code=False)
 
     def env(self, games: int, *, seed: int = 0, **options: Any) -> TextGameEnv:
         length = len(self.chat.encode_opening(GuessNumber().reset(0))) + TURNS * (self.action_length + 24)
@@ -130,9 +136,9 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 
 def acting_rows(table: Table, repeats: int) -> list[dict[str, Any]]:
-    lm, found = table.lm().eval(), []
+    lm, theirs, found = table.lm().eval(), table.theirs().eval(), []
     for games, turn, target in ((16, 1, 1.5), (64, 4, 4.0)):
-        jobs = Acting(table, lm, games, turn)
+        jobs = Acting(table, lm, theirs, games, turn)
         times: dict[str, list[float]] = {"ours": [], "generate": []}
         jobs.ours(), jobs.generate()
         for _ in range(1 if smoking() else repeats):
@@ -148,11 +154,11 @@ def acting_rows(table: Table, repeats: int) -> list[dict[str, Any]]:
 class Acting:
     """One turn of many games; each way returns the number of tokens that it wrote and its seconds."""
 
-    def __init__(self, table: Table, lm: PreTrainedModel, games: int, turn: int) -> None:
+    def __init__(self, table: Table, lm: PreTrainedModel, theirs: PreTrainedModel, games: int, turn: int) -> None:
         rows = table.rows(4 * games)
         rows = rows[_turn_number(rows)[:, -1] >= turn][:games]  # the same games in both prompts
         self.before = table.prompts(rows, turn - 1) if turn > 1 else None
-        self.now, self.lm, self.control = table.prompts(rows, turn), lm, table.chat.control
+        self.now, self.theirs, self.control = table.prompts(rows, turn), theirs, table.chat.control
         assert len(self.now) == games
         self.actor = UtteranceActor(language_actor(lm), self.control, table.action_length, seed=0)
         length = self.now.get(ATTENTION_MASK).sum(-1)
@@ -183,7 +189,7 @@ class Acting:
         out: list[Any] = []
         end = self.control.end_of_action
         with torch.no_grad():
-            took = seconds(lambda: out.append(self.lm.generate(**self.prompt, eos_token_id=end, **options)))
+            took = seconds(lambda: out.append(self.theirs.generate(**self.prompt, eos_token_id=end, **options)))
         new = out[0][:, self.prompt["input_ids"].shape[1] :]
         before_end = (new == end).cumsum(-1) - (new == end).int() == 0
         return int(before_end.sum()), took
@@ -246,13 +252,13 @@ def bc_times(table: Table, rows: TensorDictBase, place: Path, repeats: int, *, l
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    ours, plain = Ours(table.lm(), rows, lora=lora), Plain(table.lm(), rows, lora=lora)
+    ours, plain = Ours(table.lm(), rows, lora=lora), Plain(table.theirs(), rows, lora=lora)
     turns = Turns({"ours": ours.step, "plain": plain.step}, "SFTTrainer")
     real = [(one[TOKENS][one[ATTENTION_MASK]], one[AGENT_MASK][one[ATTENTION_MASK]]) for one in rows.unbind(0)]
     labels = [torch.where(mask, tokens, -100).tolist() for tokens, mask in real]
     data = Dataset.from_dict({"input_ids": [tokens.tolist() for tokens, _ in real], "labels": labels})
     trainer = SFTTrainer(
-        model=adapted(table.lm()) if lora else table.lm(),
+        model=adapted(table.theirs()) if lora else table.theirs(),
         args=SFTConfig(per_device_train_batch_size=GAMES, max_length=None, **shared(place, repeats)),
         train_dataset=data,
         processing_class=AutoTokenizer.from_pretrained(table.folder, trust_remote_code=False),
@@ -482,7 +488,7 @@ def grpo(
     prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}]  # the opening follows
     data = [{"prompt": prompt, "seed": seed} for seed in range(64)]
     trainer = Counting(
-        model=table.lm(),
+        model=table.theirs(),
         args=GRPOConfig(
             per_device_train_batch_size=GAMES,
             num_generations=4,

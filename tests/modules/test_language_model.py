@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -13,7 +14,9 @@ from torch import nn
 
 from tests.modules.toys import KINDS, TOKENIZER, heads, rows, tiny_lm
 from torchrl_lang._files import FileError
-from torchrl_lang.modules import causal_lm, load_causal_lm, load_language_model, save_language_model
+from torchrl_lang.modules import causal_lm, language_actor, load_causal_lm, load_language_model, save_language_model
+from torchrl_lang.modules.actor import linear_layer, split_actor
+from torchrl_lang.modules.fast_linear import FastLinear
 
 FILES = ["checksums.json", "config.json", "generation_config.json", "heads.safetensors", "model.safetensors"]
 FILES += ["tokenizer.json", "tokenizer_config.json", "torchrl_lang.json"]
@@ -143,6 +146,18 @@ def test_a_local_folder_loads_and_grows_to_the_tokenizer(kind, tmp_path):
     logits = grown(tokens).logits
     assert logits.shape[-1] == 12
     torch.testing.assert_close(logits[..., :9], lm(tokens).logits)
+
+
+def test_large_layers_of_a_loaded_model_are_fast_ones_with_the_same_outputs(tmp_path):
+    options = {"vocab_size": 300, "layers": 2, "width": 256, "heads": 2, "max_length": 16, "num_key_value_heads": 1}
+    saved = causal_lm("llama", **options)
+    saved.save_pretrained(tmp_path)
+    loaded, tokens = load_causal_lm(tmp_path), torch.arange(12).view(2, 6)
+    attention = loaded.model.layers[0].self_attn
+    assert [type(layer) for layer in (attention.q_proj, attention.k_proj)] == [FastLinear, nn.Linear]  # 65,536 and half
+    for model in (loaded, copy.deepcopy(loaded)):
+        torch.testing.assert_close(model(tokens).logits, saved(tokens).logits)
+    assert linear_layer(split_actor(language_actor(loaded)).head) is loaded.lm_head
 
 
 def test_a_missing_model_is_named_and_quantized_weights_need_their_package_and_a_gpu(tmp_path, monkeypatch):

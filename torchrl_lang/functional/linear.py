@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchrl_lang._checks import have_shapes
+from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.functional.precision import upcast_half
 
 # Bytes of one chunk of logits, and the fewest positions of a chunk: each chunk adds to the whole gradient of the weight
@@ -136,6 +137,8 @@ def _term(
     return LinearTerm(total, each, taken) if stacked else LinearTerm(total, each[0], taken[0])
 
 
+# Weights of a layer from which on products by oneDNN, which cannot write into a buffer, are the faster ones.
+_FAST_WEIGHTS = 2**20
 # What elementwise operations process at a time on a CPU.
 _BLOCK_BYTES = 2**18
 
@@ -240,8 +243,9 @@ def _evaluate(
     relative = position_weight.to(wide) / scale.clamp_min(torch.finfo(wide).tiny) / plan.temperature
     relative = relative.expand(heads, positions)
     each, taken = (features.new_empty((heads, positions), dtype=wide) for _ in range(2))
+    large = _fast(weight[0])
     # All chunks share one buffer, because new memory has to be mapped page by page.
-    buffer = features.new_empty((min(plan.chunk_size, positions), weight.shape[1]), dtype=plan.dtype)
+    buffer = features.new_empty((0 if large else min(plan.chunk_size, positions), weight.shape[1]), dtype=plan.dtype)
     any_gradient = any(gradient is not None for gradient in grads)
     with torch.autocast(features.device.type, enabled=False):
         for k in range(heads):
@@ -251,8 +255,8 @@ def _evaluate(
             for start in range(0, positions, plan.chunk_size):
                 part = slice(start, min(start + plan.chunk_size, positions))
                 x = features[k, part]
-                logits = buffer[: x.shape[0]]
-                torch.mm((x / plan.temperature).to(plan.dtype), layer.mT, out=logits)
+                scaled = (x / plan.temperature).to(plan.dtype)
+                logits = fast_linear(scaled, layer) if large else torch.mm(scaled, layer.mT, out=buffer[: x.shape[0]])
                 if offset is not None:
                     logits += offset
                 taken[k, part] = logits.gather(-1, target[part, None]).squeeze(-1)
@@ -268,7 +272,8 @@ def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer:
     """Add the gradients of one chunk. Weights multiply the features, ``[c, F]``, not the logits, ``[c, V]``."""
     of_features, of_weight, of_bias = grads
     if of_features is not None:
-        torch.mul(errors @ layer, relative.unsqueeze(-1), out=of_features[part])
+        product = fast_linear(errors, layer.mT) if _fast(layer) else errors @ layer
+        torch.mul(product, relative.unsqueeze(-1), out=of_features[part])
     if of_weight is not None:
         weighted = (x * relative.unsqueeze(-1)).to(errors.dtype)
         if errors.dtype == of_weight.dtype:
@@ -277,6 +282,11 @@ def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer:
             of_weight.add_(errors.mT @ weighted)
     if of_bias is not None:
         of_bias.add_(errors.mT @ relative.to(errors.dtype))
+
+
+def _fast(layer: Tensor) -> bool:
+    """Whether products with a layer are large enough to be worth new memory for their results."""
+    return layer.numel() >= _FAST_WEIGHTS
 
 
 def _add_taken(grads: _Gradients, features: Tensor, weight: Tensor, target: Tensor, grad_taken: Tensor) -> None:

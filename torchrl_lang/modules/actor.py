@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from torchrl_lang._checks import no_tokenizer, refuse_wrapper
+from torchrl_lang.modules.fast_linear import FastLinear
 from torchrl_lang.modules.features import FeatureEmbedding
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, first_trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
@@ -168,7 +169,12 @@ def _renamed(module: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBa
 def linear_layer(head: TensorDictModuleBase | None) -> nn.Linear | None:
     """The linear layer that is all of a head; None if there is more to it, adapters and hooks included."""
     module = getattr(head, "module", None)
-    if head is None or type(head) is not TensorDictModule or type(module) is not nn.Linear or len(head.in_keys) != 1:
+    if (
+        head is None
+        or type(head) is not TensorDictModule
+        or type(module) not in (nn.Linear, FastLinear)
+        or len(head.in_keys) != 1
+    ):
         return None
     return None if module._forward_hooks or module._forward_pre_hooks else module
 

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from torchrl_lang import _files
 from torchrl_lang._checks import check_heads, check_options
 from torchrl_lang._files import FileError, Record, file_errors, file_in, nested_fields, one_line, read_json, shorten
+from torchrl_lang.modules.fast_linear import use_fast_linear
 from torchrl_lang.modules.hugging_face import check_causal
 from torchrl_lang.text.gguf_files import without_gguf
 
@@ -90,7 +91,8 @@ def load_causal_lm(
     """Load a pretrained causal language model, by name or from a folder, with embeddings for every id of a tokenizer.
 
     Weights are read from safetensors files only, and all weights of the model must be there. Code in the model's folder
-    runs only with ``trust_remote_code=True``, which also disables the checks of the folder before it is read.
+    runs only with ``trust_remote_code=True``, which also disables the checks of the folder before it is read. Large
+    linear layers become those of :mod:`torchrl_lang.modules.fast_linear`, which are twice as fast on some CPUs.
 
     Args:
         name_or_path: a name on the Hugging Face hub, a folder written by ``save_pretrained``, or a GGUF file of
@@ -147,7 +149,10 @@ def load_causal_lm(
     _files.check_loaded_weights(folder, lm, info, remedy=REMEDY)
     check_causal(lm)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)
-    return lm if tokenizer is None else fit_vocabulary(lm, tokenizer.vocab_size)
+    if tokenizer is not None:
+        fit_vocabulary(lm, tokenizer.vocab_size)
+    use_fast_linear(lm)
+    return lm
 
 
 def _quantization(kind: str) -> BitsAndBytesConfig:
