@@ -33,6 +33,8 @@ def test_good_rows_pass():
     for key in ROW_KEYS:
         with pytest.raises(KeyError, match=f"A row needs '{key}', found only"):
             check_row(rows().exclude(key))
+    with pytest.raises(KeyError, match=r"found only \[\('next', 'tokens'\)\]"):
+        check_row(TensorDict(next=rows().select("tokens")))
 
 
 SHAPE = "must have shape"

@@ -333,6 +333,7 @@ def test_rewards_and_entries_that_cannot_be_used_are_named(talk):
     for options, error, message in (
         ({"carry": ["log_prob"]}, KeyError, "needs 'log_prob'"),
         ({"reward_key": "score"}, KeyError, r"needs \('next', 'score'\), found only.*reward_key="),
+        ({"keep": ["score"]}, KeyError, r"needs \('next', 'score'\), found only.*Pass steps of"),
         ({"reward_key": "pair"}, ValueError, r"'pair' must be one number per step, \[3, 12, 1\], got \[3, 12, 2\]"),
         ({"unfinished": "ignore"}, ValueError, "unfinished must be one of"),
     ):

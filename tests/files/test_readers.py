@@ -16,6 +16,7 @@ from torchrl_lang._files import (
     read_json_list,
     read_tensors,
     read_text,
+    shorten,
     write_json,
     write_manifest,
 )
@@ -91,6 +92,17 @@ def test_every_cut_and_every_flipped_header_byte_of_a_tensor_file_is_read_whole_
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "", 3, None, "a\0b", "..\\x"])
 def test_names_that_lead_out_of_the_folder(tmp_path, name):
     error_of(file_in, tmp_path, name)
+
+
+def test_a_link_may_lead_out_of_the_folder_only_where_links_are_allowed(tmp_path):
+    (tmp_path / "link").symlink_to("../other")
+    assert "lies outside of it" in error_of(file_in, tmp_path, "link")
+    assert file_in(tmp_path, "link", remedy=FIX, links=True) == tmp_path / "link"
+
+
+def test_values_are_cut_beyond_the_limit():
+    assert shorten(12345678, 8) == "12345678"
+    assert shorten(123456789, 8) == "12345..."
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"crane"}, b"crane"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchrl_lang._files import FileError, check_model_config, non_finite
+from torchrl_lang._files import FileError, check_loaded_weights, check_model_config, non_finite
 
 
 def test_only_numbers_that_are_stored_as_floats_can_be_non_finite():
@@ -28,3 +28,10 @@ def test_dtypes_of_models(dtype):
 def test_what_is_no_dtype_of_a_model(dtype):
     with pytest.raises(FileError, match=r'as "torch_dtype", expected a dtype such as "float32": save it again'):
         check_model_config({"text_config": {"torch_dtype": dtype}}, "config.json", remedy="save it again")
+
+
+@pytest.mark.parametrize(("names", "shown"), [("abc", "a, b, c"), ("abcde", "a, b, c and 2 more")])
+def test_at_most_three_weights_are_named(names, shown):
+    info = {"missing_keys": set(names), "unexpected_keys": set(), "mismatched_keys": set()}
+    with pytest.raises(FileError, match=f"lacks the weights {shown}, which"):
+        check_loaded_weights("model", torch.nn.Linear(2, 3), info, remedy="save it again")
