@@ -43,6 +43,7 @@ def test_returns_by_hand():
     rows = numbered([episode(1.0, 2.0, 4.0), episode(0.0, 0.0, 8.0), episode(3.0)])
     assert row_returns(rows).tolist() == [7.0, 8.0, 3.0]
     assert row_returns(rows, gamma=0.5).tolist() == [3.0, 2.0, 3.0]
+    assert row_returns(rows[None], gamma=0.5).tolist() == [[3.0, 2.0, 3.0]]
     assert numbers(best_rows(rows, 1)) == [1]
     assert numbers(best_rows(rows, 2, gamma=0.5)) == [0, 2]
     agent = torch.tensor([[False, True, True, True, True, False, True]])

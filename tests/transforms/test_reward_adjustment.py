@@ -166,8 +166,9 @@ def test_truncates_at_the_step_at_which_the_sum_passes(truncated):
 def test_a_row_that_passed_stays_out():
     """Though a later log-ratio brings the sum below the limit again; a sum that is NaN has passed."""
     kl = torch.tensor([[0.5, 1.0, -1.0, 0.1], [0.5, torch.nan, 0.0, 0.0], [1.0, 0.0, -0.5, 0.5]])
-    out = KLLimitTransform(LIMIT)(TensorDict(kl=kl, batch_size=[3]))
-    assert out["within_kl_limit"].tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
+    for rows in (TensorDict(kl=kl, batch_size=[3]), TensorDict(kl=kl[:, None], batch_size=[3, 1])):
+        within = KLLimitTransform(LIMIT)(rows)["within_kl_limit"]
+        assert within.reshape(3, 4).tolist() == [[True, False, False, False]] * 2 + [[True] * 4]
 
 
 class AgentsEnv(world.LinearEnv):
