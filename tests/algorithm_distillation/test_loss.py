@@ -124,6 +124,7 @@ def test_rewards_and_ends_of_one_step_need_no_dimension_and_a_weight_of_zero_is_
         assert torch.equal(loss(plain)[key], value), key
     out = ADLoss(made)(rows.exclude("done", "action_log_prob"))
     assert sorted(out.keys()) == ["action_accuracy", "action_nll", "loss_action"]
+    assert not out["action_nll"].requires_grad
     out["loss_action"].backward()
     assert all(parameter.grad is None for parameter in made.outcome_head.parameters())
 

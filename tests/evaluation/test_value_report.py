@@ -91,6 +91,10 @@ def test_the_end_of_a_truncated_row_counts_as_its_value(actor):
     report = value_report(actor, *known(torch.arange(6.0), last=5.0), rows, CONTROL, turn_gamma=1.0)
     # Returns 5, 5, 5 and 1, 1, 1 against Q of 0 to 5: the mean of Q is 2.5, that of the returns 3.
     assert report.qvalue_bias == pytest.approx(-0.5)
+    row, value = rows[:1], ValueHead(16)
+    last = value(actor[0](row.clone())["hidden"][:, int(row["attention_mask"].sum()) - 1])
+    report = value_report(actor, known(torch.zeros(3))[0], value, row, CONTROL, turn_gamma=1.0)
+    assert report.qvalue_bias == pytest.approx(-last.item(), rel=1e-4)
 
 
 def test_untried_tokens_are_those_that_the_model_hardly_ever_writes(actor):

@@ -30,6 +30,7 @@ def test_one_pass_of_the_trunk_and_one_per_trunk_asked_for(passes):
     assert passes(with_prior()) == [False, True]
     assert passes(make_oreo(transition_weight=0.5)) == [False, True]
     assert passes(own_trunk(make_oreo)) == [False, True, True]
+    assert passes(own_trunk(models.make_archer)) == [True]  # of the values alone
     # The target, the reference, the model.
     assert passes(models.make_qsft(transition_weight=0.5)) == [False, False, True]
     assert passes(models.make_chai(), models.rows_for("chai")) == []
