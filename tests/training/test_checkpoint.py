@@ -63,9 +63,9 @@ def test_rotation_keeps_the_last_and_the_best(tmp_path):
         checkpointer.restore(3)
     with pytest.raises(ValueError, match="later than 10"):
         checkpointer.save(10)
-    for value in (-9.0, -3.0, -2.0):  # a step can be saved again
+    for again, value in enumerate((-9.0, -3.0, -2.0), 1):  # a step can be saved again
         box.value = value
-        checkpointer.save(60, {"return": value})
+        assert checkpointer.save(60, {"return": value}).name == f"step-000000060-{again}"
     assert checkpointer.restore() == 60
     assert box.value == -2.0
     assert len(list(tmp_path.iterdir())) == 3

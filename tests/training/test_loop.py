@@ -5,6 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_lang.training import total_loss, train_steps, warmup_cosine
+from torchrl_lang.training.metrics import mean_figures
 
 
 class Line(torch.nn.Module):
@@ -41,6 +42,7 @@ def test_one_step_by_hand():
     assert (figures["metric"], figures["half"]) == (100, 0)
     assert "errors" not in figures
     assert not any(value.requires_grad for value in figures.values())
+    assert mean_figures([figures]) == figures  # the mean of a single step
 
 
 def test_accumulated_batches_are_one_batch():

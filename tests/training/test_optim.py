@@ -29,6 +29,11 @@ def test_only_matrices_decay_and_nothing_is_taken_twice():
     assert others == set(names.values()) - decayed
 
 
+@pytest.mark.parametrize(("device", "fused"), [("cpu", True), ("meta", False)])
+def test_one_kernel_updates_parameters_where_it_can(device, fused):
+    assert adamw(nn.Linear(2, 2, device=device), 1e-3).defaults["fused"] is fused
+
+
 def test_a_head_may_have_a_rate_of_its_own():
     """Sign by sign: a first step of Adam's moves every weight by its learning rate."""
     trunk, head = nn.Linear(3, 3), nn.Linear(3, 1)
