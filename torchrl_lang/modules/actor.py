@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from tensordict import NestedKey
 from tensordict.nn import (
@@ -168,13 +168,10 @@ def _renamed(module: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBa
 
 def linear_layer(head: TensorDictModuleBase | None) -> nn.Linear | None:
     """The linear layer that is all of a head; None if there is more to it, adapters and hooks included."""
-    module = getattr(head, "module", None)
-    if (
-        head is None
-        or type(head) is not TensorDictModule
-        or type(module) not in (nn.Linear, FastLinear)
-        or len(head.in_keys) != 1
-    ):
+    if head is None or type(head) is not TensorDictModule or len(head.in_keys) != 1:
+        return None
+    module: Any = head.module
+    if type(module) not in (nn.Linear, FastLinear):
         return None
     return None if module._forward_hooks or module._forward_pre_hooks else module
 
