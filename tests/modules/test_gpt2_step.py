@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from torchrl_lang.modules import Trunk, causal_lm
+from torchrl_lang.modules import Trunk, causal_lm, fast_layers
 from torchrl_lang.modules.decoding.cache import RowCache
 from torchrl_lang.modules.decoding.gpt2_step import GPT2Step, fast_gelu
 
@@ -82,6 +82,16 @@ def test_it_computes_what_the_model_computes(config, dtype):
     for quick, states in both_ways(Trunk(model_of(**CONFIGS[config]).to(dtype)), ragged()):
         assert quick.dtype == dtype
         torch.testing.assert_close(quick, states, **TOLERANCE[dtype])
+
+
+def test_fast_layers_compute_the_same(monkeypatch):
+    plain, fast = model_of(), model_of()
+    monkeypatch.setattr(fast_layers, "_LEAST_WEIGHTS", 0)
+    fast_layers.use_fast_layers(fast)
+    assert {type(part) for part in fast.modules() if isinstance(part, Conv1D)} == {fast_layers.FastConv1D}
+    assert GPT2Step.accepts(Trunk(fast))
+    computed = [list(both_ways(Trunk(model), ragged())) for model in (fast, plain)]
+    torch.testing.assert_close(*computed, **TOLERANCE[torch.float32])
 
 
 def test_chosen_rows_and_fewer_rows_than_are_kept():

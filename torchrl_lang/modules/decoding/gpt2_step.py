@@ -18,10 +18,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Attention, GPT2Block, GPT2Model
 from transformers.pytorch_utils import Conv1D
 
+from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.modules.decoding.cache import RowCache, scores
+from torchrl_lang.modules.fast_layers import FastConv1D
 from torchrl_lang.modules.trunk import Trunk
 
 _KINDS: Any = (GPT2Model, GPT2Block, GPT2Attention, GPT2MLP, Conv1D, nn.Embedding, nn.LayerNorm, nn.Dropout)
+_PLAIN: dict[type, type] = {FastConv1D: Conv1D}
 _FORWARDS = {kind: kind.forward for kind in _KINDS}
 
 # Sizes up to this many numbers use preallocated memory; whole prompts of many rows need more.
@@ -78,7 +81,7 @@ class GPT2Step:
         if not (sdpa and own):
             return False
         # Models with other parts (adapters, quantised layers, cross attention) use their own code.
-        built = [(name, type(part)) for name, part in model.named_modules()]
+        built = [(name, _PLAIN.get(type(part), type(part))) for name, part in model.named_modules()]
         expected = _parts(model.config.n_layer, model.config.activation_function)
         if built != expected or not all(map(_plain, model.modules())):
             return False
@@ -144,6 +147,18 @@ class GPT2Step:
 _Buffer = Callable[[str, int, int], Tensor]
 
 
+class _Layer:
+    """A linear layer's weights; its outputs are written into reused memory, or by oneDNN into new one."""
+
+    def __init__(self, layer: Conv1D) -> None:
+        self.weight, self.bias, self.fast = layer.weight, layer.bias, type(layer) is FastConv1D
+
+    def __call__(self, x: Tensor, buffer: _Buffer, name: str) -> Tensor:
+        if self.fast:
+            return fast_linear(x, self.weight.mT, self.bias)
+        return torch.addmm(self.bias, x, self.weight, out=buffer(name, x.shape[0], self.weight.shape[1]))
+
+
 class _Block:
     """One layer's weights."""
 
@@ -152,14 +167,12 @@ class _Block:
         self.heads, self.scaling = attention.num_heads, attention.scaling
         self.norm_1, self.norm_2 = _norm(block.ln_1), _norm(block.ln_2)
         layers = (attention.c_attn, attention.c_proj, mlp.c_fc, mlp.c_proj)
-        self.into, self.out, self.up, self.down = ((layer.bias, layer.weight) for layer in layers)
+        self.into, self.out, self.up, self.down = map(_Layer, layers)
         self.activation = _ACTIVATIONS[type(mlp.act)]
 
     def project(self, x: Tensor, n: int, buffer: _Buffer) -> tuple[Tensor, ...]:
         """Queries, keys and values, ``[N q, H] -> [N, heads, q, D]``."""
-        bias, weight = self.into
-        out = buffer("attention", x.shape[0], weight.shape[1])
-        torch.addmm(bias, F.layer_norm(x, *self.norm_1), weight, out=out)
+        out = self.into(F.layer_norm(x, *self.norm_1), buffer, "attention")
         return out.view(n, -1, 3, self.heads, x.shape[-1] // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
 
     def finish(
@@ -168,10 +181,10 @@ class _Block:
         """Attention and MLP, ``[N q, H] -> [N q, H]``; writes into ``x``."""
         causal = mask is None and query.shape[2] > 1
         seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=self.scaling)
-        x = x.add_(torch.addmm(self.out[0], seen.transpose(1, 2).reshape(x.shape), self.out[1]))
-        inner, more = (buffer(name, x.shape[0], self.up[1].shape[1]) for name in ("inner", "activation"))
-        inner = self.activation(torch.addmm(self.up[0], F.layer_norm(x, *self.norm_2), self.up[1], out=inner), more)
-        return x.add_(torch.addmm(self.down[0], inner, self.down[1]))
+        x = x.add_(self.out(seen.transpose(1, 2).reshape(x.shape), buffer, "out"))
+        inner = self.up(F.layer_norm(x, *self.norm_2), buffer, "inner")
+        inner = self.activation(inner, buffer("activation", *inner.shape))
+        return x.add_(self.down(inner, buffer, "out"))
 
 
 def _norm(norm: Any) -> tuple[Any, ...]:
