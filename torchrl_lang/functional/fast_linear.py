@@ -14,7 +14,7 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
     MKL uses AVX-512 on Intel's processors alone, oneDNN on all, so that it takes half the time on others. Results have
     float32 accuracy and are not those of MKL to the last digit. Elsewhere, under autocast, compilers and transforms of
-    functions, this is :func:`torch.nn.functional.linear`.
+    functions, and with ``torch.backends.mkldnn.enabled = False``, this is :func:`torch.nn.functional.linear`.
 
     Args:
         x: float ``[*B, F]``.
@@ -38,15 +38,15 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _applies(x: Tensor, weight: Tensor) -> bool:
+    if torch.compiler.is_compiling() or not (x.is_cpu and x.dtype == weight.dtype == torch.float32):
+        return False
     return (
-        x.dtype == weight.dtype == torch.float32
-        and x.is_cpu
-        and x.ndim > 1
+        x.ndim > 1
         and x.numel() > 0
         and type(weight) in (Tensor, nn.Parameter)  # neither sharded nor quantized
         and torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
-        and not torch.compiler.is_compiling()
+        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
     )

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.modules.fast_linear import FastLinear
 
-_LEAST_WEIGHTS = 2**16  # smaller layers gain little
+_FEW_WEIGHTS = 2**16  # smaller layers gain little
 
 
 class FastConv1D(Conv1D):
@@ -30,12 +30,12 @@ def use_fast_layers(model: nn.Module) -> None:
     Examples:
         >>> import torch
         >>> from torchrl_lang.modules.fast_layers import use_fast_layers
-        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 2))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 2))
         >>> use_fast_layers(model)
         >>> [type(layer).__name__ for layer in model]
         ['FastLinear', 'Linear']
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in _FAST]
     for layer in layers:
-        if layer.weight.numel() >= _LEAST_WEIGHTS:
+        if layer.weight.numel() > _FEW_WEIGHTS:
             layer.__class__ = _FAST[type(layer)]
