@@ -1,8 +1,13 @@
 """Products by oneDNN: those of torch in value and gradient; torch's own where they do not apply."""
 
+import re
+
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from torchrl_lang.functional.fast_linear import fast_linear
 
@@ -30,6 +35,50 @@ def test_strided_and_expanded_tensors():
     torch.testing.assert_close(fast_linear(x, weight), x @ weight.mT)
     row = torch.ones(1, 4).expand(3, 4)
     torch.testing.assert_close(fast_linear(row, weight), torch.tensor([30.0, 34.0, 38.0, 42.0, 46.0]).expand(3, 5))
+    for bias in (torch.arange(10.0)[::2], torch.tensor([2.0]).expand(5), torch.tensor(2.0)):
+        torch.testing.assert_close(fast_linear(x, weight, bias), x @ weight.mT + bias)
+    windows, row = torch.arange(6.0).unfold(0, 3, 1), torch.ones(1, 3, requires_grad=True)
+    fast_linear(windows, row).sum().backward()
+    assert row.grad.tolist() == [[0 + 1 + 2 + 3, 1 + 2 + 3 + 4, 2 + 3 + 4 + 5]]
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [
+        (torch.ones(4, 3), torch.ones(4, dtype=torch.float64)),
+        (torch.ones(4, 3), torch.ones(4, device="meta")),
+        (torch.ones(4, 3), torch.ones(5)),
+        (torch.ones(4, 5), None),
+        (torch.ones(2, 4, 3), None),
+    ],
+    ids=["bias of another dtype", "bias elsewhere", "longer bias", "wider weight", "stacked weights"],
+)
+def test_errors_are_those_of_torch(weight, bias):
+    x = torch.ones(2, 3)
+    with pytest.raises(RuntimeError) as theirs:
+        F.linear(x, weight, bias)
+    with pytest.raises(RuntimeError, match=re.escape(str(theirs.value))):
+        fast_linear(x, weight, bias)
+
+
+def test_tensors_are_written_to_in_place_where_torch_allows_it():
+    x, weight, _ = leaves((2, 3, 7))
+    y = fast_linear(x, weight)
+    y[:, 0] = 0
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0][:, 1:], weight.sum(0).expand(2, 2, 7))
+    for i, needing in enumerate((x, weight)):
+        given = [x.detach(), weight.detach()]
+        given[i] = needing.clone()
+        y = fast_linear(*given)
+        with torch.no_grad():
+            given[i].zero_()  # its gradient is made of the other
+        assert torch.autograd.grad(y.sum(), needing)[0].all()
+    changed = weight.clone()
+    y = fast_linear(x, changed)
+    with torch.no_grad():
+        changed.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 def test_only_what_needs_a_gradient_gets_one():
@@ -64,3 +113,38 @@ def test_transforms_of_functions():
     torch.testing.assert_close(torch.vmap(fast_linear, (0, None, None))(x, weight, bias), F.linear(x, weight, bias))
     found = torch.func.grad(lambda w: fast_linear(x, w, bias).sum())(weight)
     torch.testing.assert_close(found, x.sum(0).expand(4, 7))
+    with forward_ad.dual_level():
+        y = fast_linear(forward_ad.make_dual(x, torch.ones(5, 7)), weight)
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, weight.sum(1).expand(5, 4))
+
+
+def test_many_gradients_at_once():
+    given = leaves((2, 7))
+    into = torch.eye(8).view(8, 2, 4)
+    ours, theirs = (torch.autograd.grad(f(*given), given, into, is_grads_batched=True) for f in (fast_linear, F.linear))
+    torch.testing.assert_close(ours, theirs)
+
+
+class Named(Tensor):
+    """Notes the functions that are called."""
+
+    called: list = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.called.append(function)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_what_follows_operations_sees_those_of_torch():
+    given = leaves()
+    with FlopCounterMode(display=False) as counter:
+        fast_linear(*given)
+    assert counter.get_total_flops() == 2 * 5 * 7 * 4
+    for i in range(3):
+        Named.called.clear()
+        fast_linear(*(t.as_subclass(Named) if i == j else t for j, t in enumerate(given)))
+        assert F.linear in Named.called
+    x, weight, bias = (t.detach() for t in given)
+    traced = torch.jit.trace(lambda x: fast_linear(x, weight, bias), x)
+    torch.testing.assert_close(traced(x + 1), F.linear(x + 1, weight, bias))

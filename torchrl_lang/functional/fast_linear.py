@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 
@@ -13,8 +14,9 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """``x @ weight.T + bias`` by oneDNN where torch would use MKL: in float32 on an x86 CPU.
 
     MKL uses AVX-512 on Intel's processors alone, oneDNN on all, so that it takes half the time on others. Results have
-    float32 accuracy and are not those of MKL to the last digit. Elsewhere, under autocast, compilers and transforms of
-    functions, and with ``torch.backends.mkldnn.enabled = False``, this is :func:`torch.nn.functional.linear`.
+    float32 accuracy and are not those of MKL to the last digit. Elsewhere, under autocast, compilers, transforms of
+    functions and forward-mode gradients, and with ``torch.backends.mkldnn.enabled = False``, this is
+    :func:`torch.nn.functional.linear`, which also raises the errors.
 
     Args:
         x: float ``[*B, F]``.
@@ -30,25 +32,68 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         >>> fast_linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([5.0]))
         tensor([[16.]])
     """
-    if not _applies(x, weight):
+    if not _applies(x, weight, bias):
         return F.linear(x, weight, bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        return _Linear.apply(x, weight, bias)
-    return _product(x, weight, bias)
+    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    product = _Linear.apply if differentiable else _product
+    if x.ndim == 2:
+        return product(x, weight, bias)
+    # The view is made outside the function: one made within may not be written to.
+    return product(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
-def _applies(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not (x.is_cpu and x.dtype == weight.dtype == torch.float32):
-        return False
+def _applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
-        x.ndim > 1
+        not torch.compiler.is_compiling()
+        and not _observed()
+        and _plain(x)
+        and _plain(weight)
+        and (bias is None or _plain(bias))
+        and x.ndim > 1
         and x.numel() > 0
-        and type(weight) in (Tensor, nn.Parameter)  # neither sharded nor quantized
-        and torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
+        and weight.ndim == 2
+        and weight.shape[1] == x.shape[-1]
+        and _has_dense_lines(weight)
+        and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
+        and _AVAILABLE
         and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+_AVAILABLE = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+
+
+def _plain(t: Tensor) -> bool:
+    """Whether a tensor is of float32 in a CPU's memory: neither sharded, quantized, sparse, fake nor batched."""
+    return (
+        type(t) in (Tensor, nn.Parameter)
+        and t.dtype == torch.float32
+        and torch._C._dispatch_keys(t).raw_repr() in _PLAIN_KEYS
+    )
+
+
+def _keys(inference: bool) -> int:
+    with torch.inference_mode(inference):
+        return torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
+
+
+_PLAIN_KEYS = (_keys(False), _keys(True))
+
+
+def _has_dense_lines(matrix: Tensor) -> bool:
+    """Whether the rows or the columns of a matrix are contiguous and do not overlap: oneDNN reads no others."""
+    (rows, columns), (down, along) = matrix.shape, matrix.stride()
+    return (along == 1 and down >= columns) or (down == 1 and along >= rows)
+
+
+def _observed() -> bool:
+    """Whether something follows operations one by one, and knows torch's alone: forward-mode gradients, for one."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
     )
 
 
@@ -59,16 +104,16 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        of_x, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
         return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
         return (
             fast_linear(grad, weight.mT) if of_x else None,
-            fast_linear(rows.mT, x.flatten(0, -2).mT) if of_weight else None,
-            rows.sum(0) if of_bias else None,
+            fast_linear(grad.mT, x.mT) if of_weight else None,
+            grad.sum(0) if of_bias else None,
         )
