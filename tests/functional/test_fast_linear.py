@@ -40,6 +40,10 @@ def test_strided_and_expanded_tensors():
     windows, row = torch.arange(6.0).unfold(0, 3, 1), torch.ones(1, 3, requires_grad=True)
     fast_linear(windows, row).sum().backward()
     assert row.grad.tolist() == [[0 + 1 + 2 + 3, 1 + 2 + 3 + 4, 2 + 3 + 4 + 5]]
+    stored = torch.ones(4, 5, requires_grad=True)  # a gradient in the same order is not copied
+    (gradient,) = torch.autograd.grad(fast_linear(x, stored.mT).sum(), stored)
+    torch.testing.assert_close(gradient, x.sum((0, 1))[:, None].expand(4, 5))
+    assert gradient.is_contiguous()
 
 
 @pytest.mark.parametrize(

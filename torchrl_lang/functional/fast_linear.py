@@ -106,14 +106,14 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_x, of_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+        ctx.transposed = not weight.is_contiguous()
         return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            fast_linear(grad, weight.mT) if of_x else None,
-            fast_linear(grad.mT, x.mT) if of_weight else None,
-            grad.sum(0) if of_bias else None,
-        )
+        grad_weight = None
+        if of_weight:  # in the weight's order in memory: autograd copies any other
+            grad_weight = fast_linear(x.mT, grad.mT).mT if ctx.transposed else fast_linear(grad.mT, x.mT)
+        return fast_linear(grad, weight.mT) if of_x else None, grad_weight, grad.sum(0) if of_bias else None
