@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrl_lang.functional import cql_term
+from benchmarks.memory import peak_bytes
+from torchrl_lang.functional import cql_term, linear
 from torchrl_lang.functional.linear import linear_cross_entropy, linear_margin
 from torchrl_lang.functional.value_terms import margin_term
 
@@ -133,6 +134,16 @@ def test_the_table_is_never_built_and_no_product_is_computed_twice():
             term = ours("softmax", leaves, target, 1.0, position_weight=w.float(), chunk_size=100, recompute=recompute)
             (term.each.sum() if recompute else term.total).backward()
         assert (seen.products, seen.greatest) == (products * 4 * 2, 100 * 300)
+
+
+def test_products_of_large_layers_are_the_same_one_piece_at_a_time(monkeypatch):
+    leaves, target, _ = tensors(None, n=400, vocabulary=3000, width=4, dtype=torch.float32)
+    expected = ours("softmax", leaves, target, 1.0).total
+    monkeypatch.setattr(linear, "_FAST_WEIGHTS", 0)
+    found = ours("softmax", leaves, target, 1.0, chunk_size=100).total
+    torch.testing.assert_close(found, expected)
+    assert_same_gradients(found, expected, leaves)
+    assert peak_bytes(lambda: ours("softmax", leaves, target, 1.0, chunk_size=100)) < 1.5 * 100 * 3000 * 4
 
 
 def test_what_does_not_fit_is_named():

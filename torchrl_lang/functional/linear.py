@@ -243,7 +243,7 @@ def _evaluate(
     relative = position_weight.to(wide) / scale.clamp_min(torch.finfo(wide).tiny) / plan.temperature
     relative = relative.expand(heads, positions)
     each, taken = (features.new_empty((heads, positions), dtype=wide) for _ in range(2))
-    large = _fast(weight[0])
+    large = _fast(weight[:1])
     # All chunks share one buffer, because new memory has to be mapped page by page.
     buffer = features.new_empty((0 if large else min(plan.chunk_size, positions), weight.shape[1]), dtype=plan.dtype)
     any_gradient = any(gradient is not None for gradient in grads)
@@ -265,6 +265,7 @@ def _evaluate(
                 blocks = zip(logits.split(block), target[part].split(block), strict=True)
                 each[k, part] = torch.cat([plan.term(rows, labels, any_gradient) for rows, labels in blocks])
                 _add_chunk(head_grads, part, logits, x, layer, relative[k, part])
+                del blocks, logits  # before memory is taken for the next ones
     return each, taken.mul_(plan.temperature), scale
 
 
