@@ -163,9 +163,10 @@ def test_gelu(dtype):
 def test_kernels_that_others_put_in_its_place_are_used(monkeypatch):
     """By Hugging Face's registry of attention functions, or by a class's forward."""
     trunk = Trunk(model_of())
-    with monkeypatch.context() as patch:
-        patch.setattr(Conv1D, "forward", lambda self, x: x @ self.weight + self.bias)
-        assert not GPT2Step.accepts(trunk)
+    for kind in (Conv1D, fast_layers.FastConv1D):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "forward", lambda self, x: x @ self.weight + self.bias)
+            assert not GPT2Step.accepts(trunk)
     with monkeypatch.context() as patch:  # with the name and the module of what it wraps
         patch.setattr(Conv1D, "forward", functools.wraps(Conv1D.forward)(lambda self, x: x * 0))
         assert not GPT2Step.accepts(trunk)

@@ -23,7 +23,7 @@ from torchrl_lang.modules.decoding.cache import RowCache, scores
 from torchrl_lang.modules.fast_layers import FastConv1D
 from torchrl_lang.modules.trunk import Trunk
 
-_KINDS: Any = (GPT2Model, GPT2Block, GPT2Attention, GPT2MLP, Conv1D, nn.Embedding, nn.LayerNorm, nn.Dropout)
+_KINDS: Any = (GPT2Model, GPT2Block, GPT2Attention, GPT2MLP, Conv1D, FastConv1D, nn.Embedding, nn.LayerNorm, nn.Dropout)
 _PLAIN: dict[type, type] = {FastConv1D: Conv1D}
 _FORWARDS = {kind: kind.forward for kind in _KINDS}
 
