@@ -11,7 +11,7 @@ QUICK := tests/test_schema.py tests/test_layers.py tests/functional tests/object
 demo: $(STAMP)  ## Learn, play and compare: about ten minutes, tables and pictures in runs/demo
 	$(BIN)/python -m torchrl_lang demo
 
-demo-chat: $(STAMP)  ## A chat model of 135 M parameters plays, learns, and is read side by side: fifteen to twenty minutes (ARGS="--task shop")
+demo-chat: $(STAMP)  ## A chat model of 135 M parameters plays, learns, and is read side by side: ten to fifteen minutes (ARGS="--task shop")
 	$(BIN)/python -m torchrl_lang demo-chat $(ARGS)
 
 test: $(TEST_STAMP)  ## Lint, types, documentation, tests and the documentation's examples

@@ -170,7 +170,7 @@ class VisualDialogueDemo(ComparisonOptions):
 class ChatDemo(DeviceOptions):
     """A pretrained chat model plays: zero-shot, after BC and ILQL on dialogues, after PPO.
 
-    Fifteen to twenty minutes on two cores. Its page shows the same dialogues side by side.
+    Ten to fifteen minutes on two cores. Its page shows the same dialogues side by side.
     """
 
     out: Path = option(Path("runs/chat"), "folder of all results; those of a task are in a folder of its name")
