@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchrl_lang._checks import check_options, have_shapes
+from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.functional.precision import upcast_half
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -211,7 +211,7 @@ def projected_kl(
     own, other = hidden.reshape(-1, hidden.shape[-1]), ref_hidden.reshape(-1, ref_hidden.shape[-1])
 
     def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-        found = upcast_half(F.linear(hidden, weight, bias)) / temperature
+        found = upcast_half(fast_linear(hidden, weight, bias)) / temperature
         return found if forbidden is None else found.masked_fill(forbidden, -torch.inf)
 
     def pair(part: slice) -> tuple[Tensor, Tensor]:

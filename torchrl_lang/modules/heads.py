@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchrl_lang._checks import check_options
+from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.functional.linear import LinearTerm, linear_cross_entropy, linear_margin
 from torchrl_lang.modules.sharding import whole_tensor, whole_weight
 
@@ -188,7 +189,7 @@ class LastLayer(NamedTuple):
     def table(self) -> Tensor:
         """Values of all tokens, ``[n_q, N, V]``."""
         if self.weight.shape[0] < self.features.shape[0]:
-            values = self.features @ self.weight[0].mT
+            values = fast_linear(self.features, self.weight[0])
         elif self.bias is None:
             values = self.features @ self.weight.mT
         else:
