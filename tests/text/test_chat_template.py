@@ -223,6 +223,15 @@ def test_saved_and_loaded():
             RowFormat.from_config(row_format.config() | change)
 
 
+def test_a_last_message_in_unusual_tokens_is_read_without_the_strings_around_it():
+    tokenizer = ChatTokenizer(source := tokenizer_of(EXACT["chatml"]), RowFormat.from_chat_template(source))
+    ids, word = tokenizer.encode_stretch([("user", "dog")], answer=False), tokenizer.encode("dog")
+    begin = ids.index(word[0])
+    ids[begin : begin + len(word)] = [tokenizer.encode(letter)[0] for letter in "dog"]
+    episode = Episode([Turn("a"), Turn("b", 1.0), Turn("dog", tokens=tuple(ids))], terminated=True)
+    assert from_row(to_row(episode, tokenizer, 100), tokenizer) == episode
+
+
 def test_damaged_episodes():
     tokenizer = ChatTokenizer(source := tokenizer_of(EXACT["chatml"]), RowFormat.from_chat_template(source))
     brief = ChatTokenizer(source, RowFormat.from_chat_template(source, system="Be brief."))

@@ -3,15 +3,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.rows import UNUSUAL, to_row
 from torchrl_lang.text import CharTokenizer, Episode, HFTokenizer, Tokenizer, Turn, from_row
+from torchrl_lang.text.hf_tokenizer import PlainTextEncoder
 
 
-def byte_level(**special: str) -> PreTrainedTokenizerFast:
+def byte_level(**special: str | AddedToken) -> PreTrainedTokenizerFast:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -58,6 +59,12 @@ def test_decoding_gives_any_text_again(tokenizer, parts):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert not special & set(ids)
+
+
+def test_a_text_behind_others_keeps_its_white_space():
+    blank = AddedToken("<|blank|>", rstrip=True, special=True)  # takes the white space after it
+    backend = byte_level(mask_token=blank, eos_token="<|end|>").backend_tokenizer
+    assert backend.decode(PlainTextEncoder(backend).following(" is it")) == " is it"
 
 
 def word_level(**special: str) -> PreTrainedTokenizerFast:
