@@ -103,6 +103,7 @@ def test_actions_have_the_probabilities_of_their_words():
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         policy.begin(3)
         assert policy.act(torch.tensor([[1, 2]] * 3)).tolist() == [int(expected.argmax())] * 3
+    assert policy.text(2) == f" 1 2 {MOVES.words[expected.argmax()]}"  # a step that is running
 
 
 def test_actions_of_several_numbers():

@@ -86,7 +86,7 @@ def alone(sizes):
 
 
 @pytest.mark.parametrize(("size", "epochs"), [(1, 60), (2, 60), (3, 40), (4, 40), (7, 20)])
-@pytest.mark.parametrize(("validation", "test"), [(0.1, 0.1), (0.05, 0.2), (0.25, 0.25)])
+@pytest.mark.parametrize(("validation", "test"), [(0, 0), (0.1, 0.1), (0.05, 0.2), (0.25, 0.25)])
 def test_small_epochs_are_split_over_the_run(size, epochs, validation, test):
     records = alone([size] * epochs)
     parts = split_texts(records, validation=validation, test=test)
