@@ -284,6 +284,7 @@ def test_rows_that_come_trimmed_find_room():
         action = actors[0](TensorDict(trimmed, batch_size=[N]))["action"]
         cost = counter.take()
         batch = grown(batch, action)
+        assert longest + K <= kept_of(actors[0]).size <= 1.5 * (longest + K)
     assert cost <= N * (2 + 3 + K - 2)
 
 
