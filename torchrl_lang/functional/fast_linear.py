@@ -88,7 +88,7 @@ def _has_dense_lines(matrix: Tensor) -> bool:
 
 
 def _observed() -> bool:
-    """Whether a mode follows operations one by one and has rules for torch's own alone, such as forward-mode gradients."""
+    """Whether a mode follows operations one by one and has rules for torch's own alone, as forward gradients do."""
     return (
         torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
