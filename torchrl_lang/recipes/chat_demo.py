@@ -70,7 +70,7 @@ _MIN_P = 0.1
 """Least probability of a token relative to the likeliest one's where values decide: others have no data."""
 _TEMPERATURES = (0.25, 0.5)
 _TURNS = {"guess": 4, "shop": 3}
-_KL_COEF = {"guess": 0.02, "shop": 0.01}
+_KL_COEF = {"guess": 0.02, "shop": 0.015}
 _ILQL_STEPS = {"guess": 100, "shop": 50}
 
 
