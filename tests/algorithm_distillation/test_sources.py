@@ -33,7 +33,8 @@ SOURCES = {
     "q": lambda **kwargs: sources.QLearning(room(), STEPS, decay=DECAY, **kwargs),
     "q_key_door": lambda **kwargs: sources.QLearning(key_door(), STEPS, decay=DECAY, **kwargs),
     "ucb": lambda **kwargs: sources.UCB(bandit(), STEPS, **kwargs),
-    "expert": lambda **kwargs: sources.NoisyExpert(room(streams=1), STEPS, decay=DECAY, **kwargs),
+    "expert": lambda **kwargs: sources.NoisyExpert(room(), STEPS, decay=DECAY, **kwargs),
+    "expert_alone": lambda **kwargs: sources.NoisyExpert(room(streams=1), STEPS, decay=DECAY, **kwargs),
     "posterior": lambda **kwargs: sources.PosteriorSampling(room(), STEPS, **kwargs),
     "posterior_noisy": lambda **kwargs: sources.PosteriorSampling(key_door(), STEPS, decay=DECAY, **kwargs),
 }
