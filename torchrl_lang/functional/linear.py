@@ -243,9 +243,9 @@ def _evaluate(
     relative = position_weight.to(wide) / scale.clamp_min(torch.finfo(wide).tiny) / plan.temperature
     relative = relative.expand(heads, positions)
     each, taken = (features.new_empty((heads, positions), dtype=wide) for _ in range(2))
-    large = _fast(weight[:1])
+    fast = _fast(weight[:1], plan.dtype)
     # All chunks share one buffer, because new memory has to be mapped page by page.
-    buffer = features.new_empty((0 if large else min(plan.chunk_size, positions), weight.shape[1]), dtype=plan.dtype)
+    buffer = features.new_empty((0 if fast else min(plan.chunk_size, positions), weight.shape[1]), dtype=plan.dtype)
     any_gradient = any(gradient is not None for gradient in grads)
     with torch.autocast(features.device.type, enabled=False):
         for k in range(heads):
@@ -256,7 +256,7 @@ def _evaluate(
                 part = slice(start, min(start + plan.chunk_size, positions))
                 x = features[k, part]
                 scaled = (x / plan.temperature).to(plan.dtype)
-                logits = fast_linear(scaled, layer) if large else torch.mm(scaled, layer.mT, out=buffer[: x.shape[0]])
+                logits = fast_linear(scaled, layer) if fast else torch.mm(scaled, layer.mT, out=buffer[: x.shape[0]])
                 if offset is not None:
                     logits += offset
                 taken[k, part] = logits.gather(-1, target[part, None]).squeeze(-1)
@@ -273,7 +273,7 @@ def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer:
     """Add the gradients of one chunk. Weights multiply the features, ``[c, F]``, not the logits, ``[c, V]``."""
     of_features, of_weight, of_bias = grads
     if of_features is not None:
-        product = fast_linear(errors, layer.mT) if _fast(layer) else errors @ layer
+        product = fast_linear(errors, layer.mT) if _fast(layer, layer.dtype) else errors @ layer
         torch.mul(product, relative.unsqueeze(-1), out=of_features[part])
     if of_weight is not None:
         weighted = (x * relative.unsqueeze(-1)).to(errors.dtype)
@@ -285,9 +285,9 @@ def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer:
         of_bias.add_(errors.mT @ relative.to(errors.dtype))
 
 
-def _fast(layer: Tensor) -> bool:
-    """Whether products with a layer are large enough to be worth new memory for their results."""
-    return layer.numel() >= _FAST_WEIGHTS
+def _fast(layer: Tensor, dtype: torch.dtype) -> bool:
+    """Whether products with a layer in this dtype are by oneDNN, and large enough to be worth new memory."""
+    return layer.is_cpu and dtype == torch.float32 and layer.numel() >= _FAST_WEIGHTS
 
 
 def _add_taken(grads: _Gradients, features: Tensor, weight: Tensor, target: Tensor, grad_taken: Tensor) -> None:

@@ -8,7 +8,7 @@ from torchrl_lang.functional.fast_linear import fast_linear
 
 
 class FastLinear(nn.Linear):
-    """A linear layer of which products in float32 on an x86 CPU take half the time on processors not made by Intel.
+    """A linear layer whose products in float32 take half the time on an AMD EPYC.
 
     Examples:
         >>> import torch

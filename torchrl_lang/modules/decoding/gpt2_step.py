@@ -24,7 +24,6 @@ from torchrl_lang.modules.fast_layers import FastConv1D
 from torchrl_lang.modules.trunk import Trunk
 
 _KINDS: Any = (GPT2Model, GPT2Block, GPT2Attention, GPT2MLP, Conv1D, FastConv1D, nn.Embedding, nn.LayerNorm, nn.Dropout)
-_PLAIN: dict[type, type] = {FastConv1D: Conv1D}
 _FORWARDS = {kind: kind.forward for kind in _KINDS}
 
 # Sizes up to this many numbers use preallocated memory; whole prompts of many rows need more.
@@ -81,7 +80,8 @@ class GPT2Step:
         if not (sdpa and own):
             return False
         # Models with other parts (adapters, quantised layers, cross attention) use their own code.
-        built = [(name, _PLAIN.get(type(part), type(part))) for name, part in model.named_modules()]
+        kinds = ((name, type(part)) for name, part in model.named_modules())
+        built = [(name, Conv1D if kind is FastConv1D else kind) for name, kind in kinds]
         expected = _parts(model.config.n_layer, model.config.activation_function)
         if built != expected or not all(map(_plain, model.modules())):
             return False
