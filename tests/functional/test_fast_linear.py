@@ -21,8 +21,9 @@ def leaves(shape=(5, 7), dtype=torch.float32, out=4):
 
 @pytest.mark.parametrize("shape", [(5, 7), (2, 3, 7), (7,), (0, 7), (2, 0, 7)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_are_those_of_torch(shape, bias):
-    given = leaves(shape)[: 3 if bias else 2]
+@pytest.mark.parametrize("out", [4, 9])
+def test_values_and_gradients_are_those_of_torch(shape, bias, out):
+    given = leaves(shape, out=out)[: 3 if bias else 2]
     found, expected = fast_linear(*given), F.linear(*given)
     torch.testing.assert_close(found, expected)
     into = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))

@@ -182,8 +182,17 @@ def test_operations_and_bytes_worked_out_by_hand():
     plan = Plan(model="Qwen2.5-7B", batch_size=1, row_length=100, agent_share=1.0)
     matrices = 2 * 3584 * 3584 + 2 * 512 * 3584 + 3 * 18_944 * 3584
     assert report.forward_flops(plan, 10) == 10 * 28 * (2 * matrices + 2 * 3584 * 100)
-    assert report.trunk_flops(plan) == 3 * report.forward_flops(plan, 100)
-    assert report.head_flops(plan) == 100 * 3 * 2 * 152_064 * 3584
+    assert report.trunk_flops(plan) == 100 * 28 * (3 * 2 * matrices + 3.5 * 2 * 3584 * 100)
+    table = 152_064 * 3584
+    assert report.head_flops(plan) == 100 * 3 * 2 * table
+    assert report.summed_bytes(plan) == 2 * 4 * table  # of the output layer, and zeros of the embedding
+    pieces = 4  # of 27 positions
+    assert report.summed_bytes(replace(plan, train="ppo")) == (2 * pieces - 1 + 1) * 4 * table
+    own = replace(plan, train="ilql", q_head="own")
+    assert report.summed_bytes(own) == 2 * 4 * table + 2 * 4 * memory.q_weights(own)
+    tied = replace(plan, model="GPT-2")
+    assert report.summed_bytes(tied) == 3 * 4 * 50_257 * 768
+    assert report.summed_bytes(replace(tied, lora_rank=8)) == 0
     weights = 4 * 7_615_616_512
     assert memory.model_bytes(plan) == memory.gradient_bytes(plan) == memory.optimizer_bytes(plan) / 2 == weights
     sharded = replace(plan, gpus=8, shard="model")

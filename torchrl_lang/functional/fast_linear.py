@@ -79,6 +79,7 @@ def _keys(inference: bool) -> int:
 
 
 _PLAIN_KEYS = (_keys(False), _keys(True))
+_FEW = 64  # columns, such as those of an adapter
 
 
 def _has_dense_lines(matrix: Tensor) -> bool:
@@ -114,6 +115,11 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         grad_weight = None
-        if of_weight:  # in the weight's order in memory: autograd copies any other
-            grad_weight = fast_linear(x.mT, grad.mT).mT if ctx.transposed else fast_linear(grad.mT, x.mT)
+        if of_weight:
+            # In the weight's order in memory, because autograd copies any other; but products with few columns are slow.
+            rows, columns = grad.shape[1], x.shape[1]
+            if ctx.transposed:
+                rows, columns = columns, rows
+            by_input = ctx.transposed != (columns < min(rows, _FEW))
+            grad_weight = fast_linear(x.mT, grad.mT).mT if by_input else fast_linear(grad.mT, x.mT)
         return fast_linear(grad, weight.mT) if of_x else None, grad_weight, grad.sum(0) if of_bias else None

@@ -141,6 +141,7 @@ def _term(
 _FAST_WEIGHTS = 2**20
 # What elementwise operations process at a time on a CPU.
 _BLOCK_BYTES = 2**18
+_BLOCK_ROWS = 1024
 
 _ChunkTerm = Callable[[Tensor, Tensor, bool], Tensor]
 """Computes losses ``[c]`` of logits ``[c, V]`` and targets ``[c]``. If the flag is True, it overwrites the logits with
@@ -277,10 +278,13 @@ def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer:
         torch.mul(product, relative.unsqueeze(-1), out=of_features[part])
     if of_weight is not None:
         weighted = (x * relative.unsqueeze(-1)).to(errors.dtype)
-        if errors.dtype == of_weight.dtype:
-            of_weight.addmm_(errors.mT, weighted)
-        else:
+        if errors.dtype != of_weight.dtype:
             of_weight.add_(errors.mT @ weighted)
+        elif _fast(layer, layer.dtype):  # in blocks, whose products stay in the cache until they are added
+            for block, own in zip(of_weight.split(_BLOCK_ROWS), errors.split(_BLOCK_ROWS, -1), strict=True):
+                block.add_(fast_linear(own.mT, weighted.mT))
+        else:
+            of_weight.addmm_(errors.mT, weighted)
     if of_bias is not None:
         of_bias.add_(errors.mT @ relative.to(errors.dtype))
 

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.modules.fast_linear import FastLinear
 
-_FEW_WEIGHTS = 2**16  # smaller layers gain little
+_FEW_WEIGHTS = 2**16  # smaller ones gain little, except adapters, which read as many rows as the layers beside them
 
 
 class FastConv1D(Conv1D):
@@ -24,8 +24,12 @@ class FastConv1D(Conv1D):
 _FAST: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: FastLinear, Conv1D: FastConv1D}
 
 
-def use_fast_layers(model: nn.Module) -> None:
-    """Exchange the classes of large plain linear layers of a model, in place; parameters and names stay.
+def use_fast_layers(model: nn.Module, above: int = _FEW_WEIGHTS) -> None:
+    """Exchange the classes of plain linear layers of a model, in place; parameters and names stay.
+
+    Args:
+        model: the model.
+        above: number of weights that a layer must exceed.
 
     Examples:
         >>> import torch
@@ -37,5 +41,5 @@ def use_fast_layers(model: nn.Module) -> None:
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in _FAST]
     for layer in layers:
-        if layer.weight.numel() > _FEW_WEIGHTS:
+        if layer.weight.numel() > above:
             layer.__class__ = _FAST[type(layer)]

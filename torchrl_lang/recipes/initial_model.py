@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from torchrl_lang._checks import needs_extra
 from torchrl_lang.modules import train_top_layers
+from torchrl_lang.modules.fast_layers import use_fast_layers
 from torchrl_lang.modules.frozen.lower_layers import transformer_blocks
 from torchrl_lang.modules.language_model import fit_vocabulary, load_causal_lm, quiet_transformers
 from torchrl_lang.modules.save import SavedModel
@@ -79,6 +80,7 @@ def choose_weights(lm: PreTrainedModel, options: RunOptions) -> None:
     transposed = any(isinstance(layer, Conv1D) for layer in layers)
     rank = options.lora_rank
     get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, fan_in_fan_out=transposed))
+    use_fast_layers(lm, above=0)  # adapters are small, but read the rows of large layers
 
 
 def _fitted(lm: PreTrainedModel, source: str | Path, tokenizer: Tokenizer, options: RunOptions) -> PreTrainedModel:

@@ -253,6 +253,12 @@ class Card(NamedTuple):
     """Bytes a second, one way, to another card in the same machine."""
     latency: float
     """Seconds that an eager block of a model takes at least, forward."""
+    attention: float = 1.0
+    """Share of the rate of products that attention to half a row reaches."""
+    elementwise: float = 1.0
+    """Share of the bandwidth that elementwise operations reach."""
+    new_memory: float = 1.0
+    """Share of the bandwidth for memory that a process has not written before: a CPU maps its pages first."""
 
 
 CARDS: Mapping[str, Card] = {
@@ -262,6 +268,6 @@ CARDS: Mapping[str, Card] = {
     "A100-40": Card(40e9, 312e12, 19.5e12, 1.555e12, 300e9, 2e-4),
     "L40S": Card(48e9, 362e12, 91.6e12, 0.864e12, 32e9, 2e-4),
     "RTX-4090": Card(24e9, 165e12, 82.6e12, 1.008e12, 32e9, 2e-4),
-    "CPU-core": Card(64e9, 146e9, 75e9, 13e9, 10e9, 0.0),
+    "CPU-core": Card(64e9, 480e9, 225e9, 36e9, 10e9, 0.0, attention=1 / 8, elementwise=0.22, new_memory=0.11),
 }
 """From the makers' data sheets; the core of a server's processor (AMD EPYC with AVX-512) was measured."""

@@ -172,16 +172,13 @@ class Plan(Options, group="model"):
     def hardware(self) -> Card:
         """The card with what was given in its place."""
         card = CARDS[self.card]
-        link = card.link if self.gpus <= 8 else min(card.link, _OTHER_MACHINES)
-        half = self.compute_bytes == 2
-        return Card(
-            memory=self.gpu_memory * GB if self.gpu_memory else card.memory,
-            flops=self.flops * 1e12 if self.flops else card.flops if half else card.float32,
-            float32=card.float32,
-            bandwidth=self.bandwidth * GB if self.bandwidth else card.bandwidth,
-            link=self.link_bandwidth * GB if self.link_bandwidth else link,
-            latency=card.latency,
+        card = card._replace(
+            flops=card.flops if self.compute_bytes == 2 else card.float32,
+            link=card.link if self.gpus <= 8 else min(card.link, _OTHER_MACHINES),
         )
+        given = {"memory": self.gpu_memory, "bandwidth": self.bandwidth, "link": self.link_bandwidth}
+        found = {name: GB * value for name, value in given.items() if value is not None}
+        return card._replace(**found, **({} if self.flops is None else {"flops": self.flops * 1e12}))
 
     @property
     def weight_bytes(self) -> float:

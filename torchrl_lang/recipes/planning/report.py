@@ -234,20 +234,27 @@ def sizes(plan: Plan) -> str:
 
 
 def forward_flops(plan: Plan, tokens: float) -> float:
-    """``2 L M`` a token of the blocks' matrices ``M``, and ``2 L A T`` for attention to half a row on average."""
+    """``2 L M`` a token of the blocks' matrices ``M``, and attention's ``2 L A T``."""
+    return 2.0 * tokens * plan.shape.layers * plan.shape.matrices + attention_flops(plan, tokens)
+
+
+def attention_flops(plan: Plan, tokens: float) -> float:
+    """``2 L A T`` a token, for half a row on average, as many as matrices multiply in the same time."""
     shape = plan.shape
-    return tokens * shape.layers * (2 * shape.matrices + 2 * shape.queries * plan.row_length)
+    return 2.0 * tokens * shape.layers * shape.queries * plan.row_length / plan.hardware.attention
 
 
 def trunk_flops(plan: Plan) -> float:
     """Of a batch on one GPU: forward once; backward twice the trained blocks', or once where their weights are frozen.
 
+    The backward pass of attention takes 2.5 times its forward pass in any case, as it computes the scores again.
     Checkpointing computes the trained blocks once more. Further passes are those of references and targets.
     """
     once, share = forward_flops(plan, plan.tokens), plan.trained_layers / plan.shape.layers
     backward = 1.0 if plan.lora_rank is not None else 2.0
     passes = 1 + share * (backward + plan.checkpointing) + plan.method.forwards
-    return once * passes + 6.0 * memory.adapters(plan) * plan.tokens
+    further = share * (2.5 - backward) * attention_flops(plan, plan.tokens)
+    return once * passes + further + 6.0 * memory.adapters(plan) * plan.tokens
 
 
 def head_flops(plan: Plan) -> float:
@@ -286,6 +293,18 @@ def update_bytes(plan: Plan) -> float:
     return 10.0 * memory.gradient_bytes(plan) + 3.0 * memory.target_bytes(plan)
 
 
+def summed_bytes(plan: Plan) -> float:
+    """Gradients over the vocabulary are sums of parts, each written to new memory.
+
+    Of the output layer its own, of all pieces where these are computed again, which are summed one by one; of an
+    embedding zeros, and of a tied one their sum; of Q heads with a weight for each token two.
+    """
+    shape, pieces = plan.shape, -(-plan.positions // memory.chunk(plan)) if plan.method.scored else 1
+    parts = (2 * pieces - 1) + (2 if shape.tied else 1)
+    own_q = plan.method.qvalue and not plan.tied_q
+    return plan.head_trains * parts * shape.table * plan.weight_bytes + own_q * 8.0 * memory.q_weights(plan)
+
+
 def communication_bytes(plan: Plan) -> float:
     """A GPU sends ``2 (G - 1) / G`` of the gradients in a step.
 
@@ -312,7 +331,8 @@ def step_seconds(plan: Plan) -> Step:
     """Products over ``flops mfu``, moved bytes over ``bandwidth mbu``; no block takes less than its latency."""
     card, n = plan.hardware, plan.accumulate
     products = n * (trunk_flops(plan) + head_flops(plan)) / (card.flops * plan.mfu)
-    moved = n * moved_bytes(plan) / (card.bandwidth * plan.mbu)
+    moved = n * (moved_bytes(plan) / card.elementwise + summed_bytes(plan) / card.new_memory)
+    moved /= card.bandwidth * plan.mbu
     least = n * card.latency * plan.shape.layers * (3 + plan.checkpointing + plan.method.forwards)
     update = update_bytes(plan) / (card.bandwidth * plan.mbu)
     return Step(max(products, least - moved), moved, update, communication_bytes(plan) / card.link)
