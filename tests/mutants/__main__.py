@@ -106,6 +106,7 @@ def verdict(mutant: Mutant, text: str, tree: Path, limit: float) -> str:
         return "SURVIVES"
     finally:
         target.write_text(original)
+        shutil.rmtree(tree / ".pytest_cache", ignore_errors=True)  # TextWorld's games, which a mutant may have built
 
 
 def _pytest(arguments: list[str], tree: Path) -> int:
@@ -116,7 +117,7 @@ def _pytest(arguments: list[str], tree: Path) -> int:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "torchrl_lang")]:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = str(tree)
-    return pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow", *arguments])
+    return pytest.main(["-x", "-q", "--no-header", "-m", "not slow", *arguments])
 
 
 def _in_fork(work: Callable[[], int], limit: float) -> int:
