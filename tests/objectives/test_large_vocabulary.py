@@ -70,7 +70,7 @@ def test_no_tensor_has_values_for_the_vocabulary_at_all_places(name):
     tokens = torch.randint(2, V, (N, T)).masked_fill(place % 4 == 3, 1)
     rows = by_hand(tokens, (place % 4 != 0).expand(N, T).clone(), **{key: torch.zeros(N, T) for key in entries})
     rows["advantage"] = torch.randn(N, T)
-    kept, limit = {}, N * T * V / 4
+    kept, limit = {}, N * T * V / 3
 
     def keep(x):
         kept[x.untyped_storage().data_ptr()] = x.numel()

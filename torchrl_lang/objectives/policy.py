@@ -32,6 +32,8 @@ from torchrl_lang.objectives.networks import gather_inputs, vocabulary
 
 # Values over the vocabulary in memory at a time: 16 MB of float32.
 _VALUES_AT_ONCE = 2**22
+# Where pieces are computed again in the backward pass each adds to the whole gradient of the output layer: 64 MB.
+_SCORES_AT_ONCE = 2**24
 
 # -- imitation ---------------------------------------------------------------------------------------------------------
 
@@ -185,19 +187,19 @@ def over_decisions(
 
     By pieces, each of which, where there are several, the backward pass computes again.
     """
-    parts = pieces(loss, batch.place.shape[0])
+    parts = pieces(loss, batch.place.shape[0], _SCORES_AT_ONCE)
     if len(parts) == 1:
         return score(batch.place, batch.action)
     found = [checkpoint(score, batch.place[part], batch.action[part], use_reentrant=False) for part in parts]
     return tuple(torch.cat(column) for column in zip(*found, strict=True))
 
 
-def pieces(loss: RowLoss, number: int) -> list[slice]:
+def pieces(loss: RowLoss, number: int, at_once: int = _VALUES_AT_ONCE) -> list[slice]:
     """Slices of the positions whose values over the vocabulary exist at a time; one where there are none."""
     size = loss.logits_chunk
     if size == "auto":
         known = vocabulary(loss.actor_network)
-        size = None if known is None else max(_VALUES_AT_ONCE // known, 1)
+        size = None if known is None else max(at_once // known, 1)
     size = size or max(number, 1)
     return [slice(start, start + size) for start in range(0, max(number, 1), size)]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torchrl_lang.recipes.planning.options import BYTES, Plan
 
 # As in the losses: bytes of a chunk of logits, its least positions, and numbers of one that is computed again.
-_CHUNK_BYTES, _LEAST_POSITIONS, _PIECE = 48 * 2**20, 128, 2**22
+_CHUNK_BYTES, _LEAST_POSITIONS, _PIECE = 48 * 2**20, 128, 2**24
 
 
 def adapters(plan: Plan) -> int:
