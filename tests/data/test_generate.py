@@ -114,6 +114,7 @@ def test_games_depend_on_their_numbers_and_seed_only():
     assert torch.equal(before, torch.get_rng_state())
     assert (sampler(range(0, 40), seed=1) == first).all()
     assert len(first) == 40
+    assert (sampler(range(17), seed=1) == first[:17]).all()  # one more than are played at a time
     for other in (sampler(range(40, 80), seed=1), sampler(range(0, 40), seed=2)):
         assert not (other["tokens"] == first["tokens"]).all()
 

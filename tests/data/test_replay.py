@@ -48,6 +48,12 @@ def test_an_epoch_is_the_data_set_without_its_padding(dataset, rows, bucket, on_
     assert (by_reward(batches) == rows.select(*ROW_KEYS)).all()
 
 
+def test_buckets_of_pairs_go_by_the_longer_row(rows):
+    pairs = rows[torch.tensor([[0, 20], [16, 18], [12, 10], [2, 8]])]
+    width = [int(rows["attention_mask"][row].sum()) for row in (20, 12)]
+    assert sorted(batch["tokens"].shape[-1] for batch in row_buffer(pairs, 2, bucket=True)) == sorted(width)
+
+
 def test_the_data_is_neither_copied_nor_changed(dataset):
     buffer = row_buffer(dataset, 4, trim=False)
     batch = buffer.sample()

@@ -30,6 +30,14 @@ def test_same_episodes_for_any_batch(corridor, straight, batch):
     assert_equal(records, play_games(one, straight(one), games=11, seed=7))
 
 
+def test_it_does_not_wait_for_games_that_are_not_wanted(corridor, straight):
+    first, second = play_games(corridor(2), straight(corridor(2)), games=2, seed=1).turns.tolist()
+    assert first < second
+    move, calls = straight(corridor(2)), []
+    play_games(corridor(2), lambda td: calls.append(1) or move(td), games=1, seed=1)
+    assert len(calls) == first
+
+
 def test_counts_of_each_game_and_what_the_data_says_of_its_ends(corridor, straight):
     env = corridor(8)
     records = play_games(env, straight(env), games=20)

@@ -11,6 +11,7 @@ from torchrl_lang._files import (
     FileError,
     file_errors,
     file_in,
+    parse_rows,
     read_csv_records,
     read_json,
     read_json_list,
@@ -31,6 +32,14 @@ def test_integers_have_64_bits(tmp_path):
     for beyond in (limits[0] - 1, limits[1] + 1):
         (tmp_path / "a.json").write_text(f"[{beyond}]")
         assert "has more than 64 bits" in error_of(read_json_list, tmp_path / "a.json")
+
+
+def test_a_table_of_numbers():
+    _, [(_, row)] = parse_rows(f"a,b\n{2**63 - 1},{2**63}\n", "t.csv", remedy=FIX)
+    assert row == {"a": 2**63 - 1, "b": 2.0**63}
+    assert [type(number) for number in row.values()] == [int, float]
+    for cells in ("1", "1,2,3"):
+        assert "(line 2: " in error_of(parse_rows, f"a,b\n{cells}\n", "t.csv")
 
 
 def error_of(read, *arguments):

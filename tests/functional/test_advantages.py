@@ -92,6 +92,12 @@ def test_padding_order_and_what_stands_elsewhere_change_nothing():
     assert deep.advantage.shape == (5, 8, 24)
 
 
+def test_the_clocks_by_default():
+    rows = ragged(3, 12)
+    clocks = {"gamma": 1.0, "lmbda": 0.95, "turn_gamma": 0.99, "turn_lmbda": 0.95}
+    assert torch.equal(estimate(*rows).advantage, estimate(*rows, **clocks).advantage)
+
+
 def test_standardized_values():
     values, counted = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.arange(50) < 30
     got = standardized(values, counted)

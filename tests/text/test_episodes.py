@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ def test_frequencies_are_shares_of_the_tokens():
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares[1] == pytest.approx(4 / int(rows["attention_mask"].sum()))
     assert set(token_frequencies(rows, agent_only=True)) == {0, 1, 2, TOKENIZER.control.end_of_action}
+
+
+def test_numbers_that_are_no_rewards():
+    for table in ({-1: 0.5}, {0: math.nan}):
+        with pytest.raises(ValueError, match=f"got .{[*table][0]}, "):
+            TokenRewardTable(table)
 
 
 def test_files(tmp_path):

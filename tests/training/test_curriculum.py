@@ -13,6 +13,7 @@ def test_a_curriculum_needs_starts_that_can_be_given():
         Curriculum(env, 5)
     with pytest.raises(ValueError, match="CorridorEnv has 1"):
         Curriculum(CorridorEnv(5, start=0, batch_size=[2], group_size=1, seed=0), 5)
+    assert len(Curriculum(CorridorEnv(3, batch_size=[2], group_size=1, seed=0), 5).values) == 2
     env._reset_entries = ()
     with pytest.raises(ValueError, match="whose starts can be given in reset: CorridorEnv has 0"):
         Curriculum(env, 5)

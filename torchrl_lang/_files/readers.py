@@ -247,7 +247,7 @@ def parse_rows(text: str, path: str | Path, *, remedy: str) -> tuple[list[str], 
 
 def _number(cell: str) -> int | float:
     number = float(cell)
-    return int(cell) if cell.lstrip("-").isdecimal() and abs(number) < 2**63 else number
+    return int(cell) if cell.lstrip("-").isdecimal() and abs(int(cell)) < 2**63 else number
 
 
 class CSVRecord(NamedTuple):

@@ -116,7 +116,7 @@ class _Linear(torch.autograd.Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad
         grad_weight = None
         if of_weight:
-            # In the weight's order in memory, because autograd copies any other; but products with few columns are slow.
+            # In the weight's order in memory, as autograd copies any other; but products with few columns are slow.
             rows, columns = grad.shape[1], x.shape[1]
             if ctx.transposed:
                 rows, columns = columns, rows

@@ -12,7 +12,7 @@ import torch
 from tests.envs.reddit.csv_writer import DAMAGE, HEADER, NEGATIVE, POSITIVE, row, texts, write_csv, write_folder
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.reddit import RedditComments, generate_reddit_comments
-from torchrl_lang.envs.reddit.data import CommentRow, ReadReport
+from torchrl_lang.envs.reddit.data import PARENT, CommentRow, ReadReport
 from torchrl_lang.envs.reddit.generator import generated_comments
 from torchrl_lang.text import CharTokenizer, Turn, from_row, to_rows
 
@@ -102,7 +102,7 @@ def test_missing_files_and_headers(tmp_path):
     with pytest.raises(FileError, match=r"comments_positive\.csv is missing"):
         RedditComments.read(tmp_path)
     write_folder(tmp_path, GOOD, BAD)
-    for content in (b"", b"a,b\n", row("x", 1, "y").encode(), row("x", "", "y").encode()):
+    for content in (b"", b"a,b\n", b",".join([b"a"] * PARENT), row("x", 1, "y").encode(), row("x", "", "y").encode()):
         (tmp_path / NEGATIVE).write_bytes(content)
         with pytest.raises(FileError, match=f"{NEGATIVE} .*give a header"):
             RedditComments.read(tmp_path, on_bad_rows="report")
