@@ -42,9 +42,9 @@ def test_frequencies_are_shares_of_the_tokens():
 
 
 def test_numbers_that_are_no_rewards():
-    for table in ({-1: 0.5}, {0: math.nan}):
-        with pytest.raises(ValueError, match=f"got .{[*table][0]}, "):
-            TokenRewardTable(table)
+    for token, reward in ((-1, 0.5), (0, math.nan)):
+        with pytest.raises(ValueError, match=f"got .{token}, "):
+            TokenRewardTable({token: reward})
 
 
 def test_files(tmp_path):
