@@ -53,6 +53,13 @@ def test_the_log_probability_is_the_model_s_own(kind):
     assert (found[rows["agent_mask"]] < 0).all()
 
 
+def test_gradients_flow_through_an_estimate_that_is_to_be_differentiable_alone():
+    logs = {"action_log_prob": torch.zeros(2, requires_grad=True), "ref_log_prob": torch.ones(2)}
+    for options, flows in (({}, False), ({"differentiable": True}, True)):
+        found = KLDivergenceTransform(**options)(TensorDict(logs, batch_size=[2]))["kl"]
+        assert found.requires_grad is flows
+
+
 def test_padding_and_order_and_shape_and_type_change_nothing():
     rows, actor = make_rows(), language_actor(tiny_lm(), length_groups=3)
     found, order = score(actor, rows), torch.tensor([3, 0, 5, 1, 4, 2])

@@ -104,6 +104,8 @@ def test_conversations_whatever_side_is_padded(kind, left):
     torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
     agent = WrapperReference(wrapper(lm)).log_prob(data, data)
     torch.testing.assert_close(agent, expected * data[ASSISTANT], atol=1e-5, rtol=1e-5)
+    grid = data.reshape(2, 3)
+    torch.testing.assert_close(WrapperReference(wrapper(lm)).log_prob(grid, grid), agent.reshape(2, 3, -1))
 
 
 def test_the_log_probabilities_of_the_wrapper_itself():
