@@ -74,6 +74,21 @@ QWEN3_TOOLS = QWEN3.replace(
     "{% for m in messages %}{% if m.role == 'user' %}{% set ns.question = loop.index0 %}{% endif %}{% endfor %}",
 ).replace("loop.index0 < last", "loop.index0 < ns.question")
 """Thoughts after the last question stay, as Qwen3's template keeps them between calls of tools."""
+QWEN3_CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set ns = namespace(text=m.content, thought='') %}"
+    "{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content is string %}{% set ns.thought = m.reasoning_content %}"
+    "{% elif '</think>' in ns.text %}"
+    "{% set ns.thought = ns.text.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% set ns.text = ns.text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.last %}<think>\n{{ ns.thought.strip('\n') }}\n</think>\n\n{% endif %}{{ ns.text }}"
+    "{% for call in m.tool_calls or [] %}{% if ns.text or not loop.first %}{{ '\n' }}{% endif %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
+    "{{ call.function.arguments | tojson }}}\n</tool_call>"
+    "{% endfor %}{% else %}{{ ns.text }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen3 writes the last answer: after its thought, or an empty one; and calls of tools after that."""
 DEEPSEEK = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
     "{% elif m.role == 'user' %}<|User|>{{ m.content }}{% else %}"

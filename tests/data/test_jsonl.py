@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.data.chat_templates import FIRST_PROMPT_ONLY, chat_tokenizer
 from torchrl_lang._files import FileError
 from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records, load_dataset, preference_pairs
 from torchrl_lang.data.jsonl import read_jsonl
@@ -127,6 +128,20 @@ def test_a_file_without_a_dialogue_is_an_error(tmp_path, letters, content):
         with pytest.raises(FileError, match="holds no dialogue: give one JSON object per line"):
             read(tmp_path / "d.jsonl")
     assert [file.name for file in tmp_path.iterdir()] == ["d.jsonl"]
+
+
+def test_preferences_of_a_template_that_drops_earlier_thoughts(tmp_path):
+    """Each answer has a row of its own: only the first that differs has one to compare with."""
+    chat = chat_tokenizer(FIRST_PROMPT_ONLY["qwen3"])
+    user, agent = ({"role": role, "content": "a"} for role in ("user", "assistant"))
+    other = {**agent, "content": "b"}
+    told = {"prompt": [user, agent, user], "chosen": [agent], "rejected": [other]}
+    pairs = preference_pairs(dataset_from_records([told], tmp_path / "data", chat, 64))
+    texts = [chat.decode(row["tokens"][row["agent_mask"]]) for row in pairs[0]]
+    assert texts == ["a<|im_end|>", "b<|im_end|>"]
+    longer = {**told, "chosen": [agent, user, agent]}
+    with pytest.raises(ValueError, match=r"those after the first that differs have none to compare with"):
+        dataset_from_records([longer], tmp_path / "more", chat, 64)
 
 
 def test_preferences_keep_which_episodes_belong_together(tmp_path, letters):

@@ -157,6 +157,21 @@ def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
         assert torch.equal(rows["figure"], torch.where(rows["agent_mask"], place, 0.0))
 
 
+@pytest.mark.parametrize(("unfinished", "ended"), [("wait", True), ("truncate", False)])
+def test_episodes_that_go_on_after_their_end_are_refused(talk, unfinished, ended):
+    """TorchRL marks the last step of a batch, without a reset; each of their turns would be in several rows."""
+    rows_of, steps = (
+        EpisodeRows(unfinished=unfinished),
+        batches(talk(seed=0, batch_size=[4]), 4, 2, set_truncated=ended),
+    )
+    assert len(rows_of(next(steps))) == 4
+    second = next(steps)
+    with pytest.raises(ValueError, match=r"go on after the end .*set_truncated=True"):
+        rows_of(second)
+    rows_of.forget()
+    rows_of(second)
+
+
 def test_waiting_for_what_does_not_come_is_noticed(talk, monkeypatch):
     monkeypatch.setattr("torchrl_lang.data.rollouts._MOST_BATCHES", 4)
     env = talk(seed=0, batch_size=[16], row_length=60, patience=6)

@@ -79,9 +79,10 @@ def test_shares_are_those_of_the_paper_s_code(top, bottom, n):
 
 
 def opened(*starts, **entries):
-    """The environment says a text, the agent answers and earns something; texts and rewards alternate."""
-    games = zip(starts[::2], starts[1::2], strict=True)
-    return numbered([Episode([Turn(text), Turn("a", reward)], True) for text, reward in games], **entries)
+    """The environment says a text, the agent answers something else each time and earns a reward."""
+    games = enumerate(zip(starts[::2], starts[1::2], strict=True))
+    answered = [(text, "abc"[number % 3] + "abc"[number // 3 % 3], reward) for number, (text, reward) in games]
+    return numbered([Episode([Turn(text), Turn(answer, earned)], True) for text, answer, earned in answered], **entries)
 
 
 def test_pairs_by_hand():
@@ -97,8 +98,10 @@ def test_pairs_by_hand():
     assert numbers(preference_pairs(rows, None, per=torch.zeros(7).long())) == [[2, 5], [3, 0]]
     assert numbers(preference_pairs(rows, by=torch.tensor([1, 2, 1, 1, 3, 1, 9]))) == [[4, 1]]
     assert preference_pairs(rows[:2]).shape == preference_pairs(rows[:0]).shape == (0, 2)
-    silent = numbered([Episode([Turn("b")], True), *[Episode([Turn("b"), Turn("a", r)], True) for r in (1.0, 2.0)]])
+    silent = numbered([Episode([Turn("b")], True), *[Episode([Turn("b"), Turn("ab"[r], r)], True) for r in (0, 1)]])
     assert numbers(preference_pairs(silent, None)) == [[2, 1]]
+    same = numbered([Episode([Turn("b"), Turn("a", r)], True) for r in (0.0, 1.0)])
+    assert len(preference_pairs(same)) == 0  # nothing to learn
 
 
 def test_a_buffer_samples_pairs():

@@ -124,7 +124,7 @@ def test_values_are_reported_and_the_next_steps_are_shown(runs, capsys, tmp_path
     exec("\n".join(code), space)
     assert isinstance(space["run"].reply("big", beta=2.0), str)
     assert isinstance(space["run"].reply(), str)
-    assert len(space["run"].reply("big", "tiny", "why", method="sample", seed=0)) <= 4
+    assert len(space["run"].reply("big", "tiny", "why", method="sample", seed=0)) <= 5
 
 
 def test_bc_learns_the_dialogues(home, tmp_path):
@@ -147,7 +147,7 @@ def test_a_dataset_that_names_no_task_is_trained_on_in_the_same_way(home, tmp_pa
     tokenizer = CharTokenizer.from_alphabet("abcdefghijklmnopqrstuvwxyz")
     dataset_from_jsonl(home / "dialogues.jsonl", tmp_path / "data", tokenizer, 20)
     assert main(["train", "bc", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *TINY]) == 0
-    assert load_run(tmp_path / "run").action_length == 5
+    assert load_run(tmp_path / "run").action_length == 6  # one more than the longest
 
 
 def test_an_environment_evaluates_a_policy_trained_on_dialogues(home, tmp_path, capsys):

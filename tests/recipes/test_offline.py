@@ -9,7 +9,7 @@ import torch
 from tests.recipes.commands import refused
 from tests.recipes.walks import TINY, train
 from torchrl_lang.__main__ import main
-from torchrl_lang.data import load_dataset, row_buffer
+from torchrl_lang.data import best_rows, load_dataset, row_buffer
 from torchrl_lang.evaluation import imitation_loss, value_report
 from torchrl_lang.evaluation.plots import read_columns
 from torchrl_lang.modules import language_actor
@@ -44,7 +44,12 @@ def test_held_out_episodes_are_not_trained_on(walks, monkeypatch):
     for name, fraction in (("of-all", 1), ("of-best", 0.5)):
         assert train(walks, "bc", name, "--fraction", fraction, "--steps", 1) == 0
     assert [len(rows) for rows in trained] == [108, 54]
-    assert torch.equal(trained[0]["tokens"].long(), load_dataset(walks / "data")[:108]["tokens"])
+    data = load_dataset(walks / "data")
+    assert torch.equal(trained[0]["tokens"].long(), data[:108]["tokens"])
+    for name, learned in (("of-all", data[108:]), ("of-best", best_rows(data[108:], fraction=0.5))):
+        logged = read_columns(walks / name / "log.csv")["held_out_loss"][-1]
+        actor = language_actor(load_run(walks / name).model.lm)
+        assert imitation_loss(actor, learned) == pytest.approx(logged, rel=1e-4)
 
 
 def test_layers_that_do_not_train_are_computed_once_for_a_dataset_or_a_batch(walks, monkeypatch):

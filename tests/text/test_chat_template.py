@@ -205,10 +205,12 @@ def test_what_the_generation_prompt_ends_with_is_not_written_twice(name, text, r
         (Family(CHATML.replace("{{ m.content }}", "{{ m.content | replace('\n', ' ') }}"), IM, "<|im_end|>"), {},
          "Rows"),
         (Family("", IM, "<|im_end|>"), {}, "no chat template"),
+        (Family(CHATML.replace("{{ m.content }}", "{{ '<|say|>' if m.role == 'assistant' }}{{ m.content }}"),
+                (*IM, "<|say|>"), "<|im_end|>"), {}, "before an utterance, which its generation prompt lacks"),
         (EXACT["chatml"], {"add_generation_prompt": True}, "'add_generation_prompt'"),
     ],
     ids=["space before the end", "system moved", "no system", "last message", "upper case", "lines joined", "none"]
-    + ["own option"],
+    + ["channel", "own option"],
 )  # fmt: skip
 def test_templates_that_rows_cannot_follow_are_refused(family, options, reason):
     with pytest.raises(ValueError, match=reason):

@@ -10,11 +10,20 @@ import random
 
 import pytest
 
-from tests.data.chat_templates import EXACT, MARKERS, PIECES, TOOL_CHATML, Family, chat_tokenizer, tokenizer_of
+from tests.data.chat_templates import (
+    EXACT,
+    MARKERS,
+    PIECES,
+    QWEN3_CALLS,
+    TOOL_CHATML,
+    Family,
+    chat_tokenizer,
+    tokenizer_of,
+)
 from tests.rows import to_row
 from torchrl_lang.data import DialogueReader, dataset_from_jsonl, dataset_from_records
 from torchrl_lang.text import CharTokenizer, Episode, Turn, from_row, to_messages
-from torchrl_lang.text.messages import from_messages
+from torchrl_lang.text.messages import from_messages, read_utterance
 
 CALLS = ["\n</tool_call>", '{"name": "look", "arguments": {}}', '{"name": 1}']
 CHATML = Family(TOOL_CHATML, EXACT["chatml"].special, "<|im_end|>", EXACT["chatml"].plain, pad="<|endoftext|>")
@@ -95,15 +104,59 @@ def test_a_call_of_a_tool_in_full(chatml):
     assert agent == f"{call}<|im_end|>It is closed.<|im_end|>"
 
 
+USER, AGENT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+THOUGHT = "<think>\nso\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "a"}, "a"),
+        ({"content": "a", "reasoning_content": "so"}, THOUGHT + "a"),
+        ({"content": "", "tool_calls": True}, CALL),
+        ({"content": "", "tool_calls": True, "reasoning_content": "so"}, THOUGHT + CALL),
+        ({"content": THOUGHT + "a", "tool_calls": True}, f"{THOUGHT}a\n{CALL}"),
+    ],
+)
+def test_thoughts_and_calls_of_a_template_that_writes_empty_thoughts(message, text):
+    chat, look = (
+        chat_tokenizer(dataclasses.replace(CHATML, template=QWEN3_CALLS)),
+        {"name": "look", "arguments": {"at": 1}},
+    )
+    calls = [{"type": "function", "function": look}]
+    message = {"role": "assistant", **message} | ({"tool_calls": calls} if "tool_calls" in message else {})
+    assert from_messages([USER, message], chat).turns[-1].text == text
+    read = read_utterance(text, chat)
+    assert read.get("tool_calls", []) == (calls if "tool_calls" in message else [])
+    assert from_messages([USER, read], chat).turns[-1].text == text
+
+
+def test_calls_in_another_spelling(chatml):
+    for call in ('{"arguments": {"at":1},"name":"look"}', '{ "name": "look", "arguments": {"at": 1} }'):
+        text = f"so\n<tool_call>\n{call}\n</tool_call>"
+        read = read_utterance(text, chatml)
+        assert read["content"] == "so"
+        assert read["tool_calls"] == [{"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}]
+        assert read_utterance(text, chatml, exact=True)["content"] == text
+    text = 'so: {"arguments": {"at":1},"name":"look"}'
+    assert read_utterance(text, chatml) == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("entry", [{"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, {"thinking": "so"}])
+def test_what_a_template_does_not_write_is_an_error(entry):
+    chat = chat_tokenizer(EXACT["zephyr"])
+    with pytest.raises(ValueError, match=f"message 2: the chat template does not write '{next(iter(entry))}'"):
+        from_messages([USER, {**AGENT, **entry}], chat)
+    assert from_messages([USER, {**AGENT, "tool_calls": []}], chat).turns[-1].text == "b"
+
+
 def test_text_like_a_call_of_a_template_that_refuses_calls():
     refusal = "{% if messages[-1].tool_calls %}{{ raise_exception('no tools') }}{% endif %}"
     chat = chat_tokenizer(dataclasses.replace(CHATML, template=refusal + EXACT["chatml"].template))
     text = 'so: {"name": "look", "arguments": {}}'
     episode = Episode([Turn("where?"), Turn(text, 1.0)], terminated=True)
     assert to_messages(episode, chat)[1] == {"role": "assistant", "content": text, "reward": 1.0}
-
-
-USER, AGENT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 
 def test_what_a_template_writes_but_rows_do_not_keep_is_an_error():
@@ -124,6 +177,8 @@ def test_the_forms_of_a_dialogue(chatml):
         {"turns": [{"role": "user", "text": "a"}, {"role": "agent", "text": "b"}], "reward": 2},
     ):
         assert DialogueReader()(record) == [expected]
+    answers = {"chosen": [USER, AGENT], "rejected": [USER, {**AGENT, "content": "c"}]}
+    assert DialogueReader()({"prompt": "a", **answers}) == DialogueReader()(answers)
     assert DialogueReader(reward="score", ignore=["id"])({**chats, "score": 2.0, "id": 7}) == [expected]
     with pytest.raises(ValueError, match="no entry 'score' for its reward"):
         DialogueReader(reward="score")(chats)

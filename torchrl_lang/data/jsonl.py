@@ -19,6 +19,7 @@ from torchrl_lang._files import FileError, Record, regular_file, shorten, unique
 from torchrl_lang.data.dataset import DatasetWriter, RowDataset, load_dataset
 from torchrl_lang.schema import GROUP
 from torchrl_lang.text.chat_template import Message
+from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.episodes import LARGEST_REWARD, Episode
 from torchrl_lang.text.messages import from_messages
 from torchrl_lang.text.rows import EncodedEpisode, cut_episode, encode_episode, fits, parts_of, stack_episodes
@@ -87,11 +88,16 @@ class Preference(Form):
     rejected: Completion
 
 
+def _after(prompt: list[Any], completion: list[Any]) -> list[Any]:
+    """A completion behind its prompt, with which those of some datasets begin already."""
+    return completion if completion[: len(prompt)] == prompt else [*prompt, *completion]
+
+
 _FORMS: dict[str, tuple[type[Form], Callable[[Any], list[list[Any]]]]] = {
     "turns": (OfTurns, lambda found: [[turn.message() for turn in found.turns]]),
     "messages": (OfMessages, lambda found: [found.messages]),
     "completion": (OfPrompt, lambda found: [[*found.prompt, *found.completion]]),
-    "chosen": (Preference, lambda found: [[*found.prompt, *text] for text in (found.chosen, found.rejected)]),
+    "chosen": (Preference, lambda found: [_after(found.prompt, text) for text in (found.chosen, found.rejected)]),
 }
 """The entries that a dialogue of each form has, and its messages, for each episode."""
 
@@ -160,6 +166,7 @@ class DialogueReader:
         conversations, ends = conversations_of(found), {"terminated": found.terminated, "truncated": found.truncated}
         episodes = [from_messages(messages, tokenizer, **ends) for messages in conversations]
         if form is Preference:
+            _refuse_later_turns(episodes, tokenizer)
             return [_add_reward(e, r) for e, r in zip(episodes, self.preference_rewards, strict=True)]
         if callable(self.reward):
             return [_add_reward(episodes[0], self.reward(conversations[0]), may_be_list=True)]
@@ -170,6 +177,19 @@ class DialogueReader:
         if self.reward is not None:
             raise ValueError(f"the dialogue has no entry {name!r} for its reward, it has {shorten([*entries])}")
         return episodes
+
+
+def _refuse_later_turns(episodes: Sequence[Episode], tokenizer: Tokenizer | None) -> None:
+    """Raise ValueError if rows of single utterances would have no counterpart in the other dialogue."""
+    if not isinstance(tokenizer, ChatTokenizer) or not tokenizer.row_format.rewrites:
+        return
+    alike = [one == other for one, other in zip(*(episode.turns for episode in episodes), strict=False)]
+    first = (*alike, False).index(False)
+    if max(sum(turn.by_agent for turn in episode.turns[first:]) for episode in episodes) > 1:
+        what = (
+            "its chat template changes earlier turns, so each answer has a row of its own, and those after the first "
+        )
+        raise ValueError(f"{what}that differs have none to compare with: give that one alone, or history='kept'")
 
 
 def _add_reward(episode: Episode, reward: Any, *, may_be_list: bool = False) -> Episode:

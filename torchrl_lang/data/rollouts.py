@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -218,8 +219,11 @@ def needed_entries(
         if beside := [key for key in keep if ("next", key) in missing and steps.get(key, None) is not None]:
             advice = f"keep= copies entries of 'next'; for those of the steps themselves write carry={beside}."
         elif missing == [_TRAJECTORY]:
-            advice = "An LLMCollector numbers no episodes: collect with yield_completed_trajectories=True and write "
+            advice = "A collector with track_traj_ids=False and an LLMCollector number no episodes: leave that out, or "
+            advice += "collect with yield_completed_trajectories=True and write "
             advice += "rows_from_rollout(steps, unfinished='drop')."
+        elif ("next", schema.TOKENS) in missing and steps.get(schema.TOKENS, None) is not None:
+            advice = "Collect without compact_obs=True, which drops the observations after a step."
         raise schema.missing_entry("A conversion to rows", missing, steps, advice)
     if schema.TRUNCATED in step.keys():
         found["next", schema.TRUNCATED] = step.get(schema.TRUNCATED)
@@ -350,9 +354,11 @@ class EpisodeRows:
     Raises:
         KeyError: on calls, the steps do not come from a collector over a language environment, or lack the reward or an
             entry to carry.
-        ValueError: on calls, an episode began before the first batch, ``MultiStep`` changed the steps,
-            log-probabilities are carried of random actions (``init_random_frames``), or values of the rows are invalid,
-            see :func:`~torchrl_lang.schema.check_values`.
+        ValueError: on calls, an episode that has ended goes on, as with a collector's ``set_truncated=True`` or
+            ``unfinished="truncate"`` without resets; an entry to carry lacks turns of an episode that began before the
+            first batch; ``MultiStep`` changed the steps; log-probabilities are carried of random actions
+            (``init_random_frames``); or values of the rows are invalid, see
+            :func:`~torchrl_lang.schema.check_values`.
         RuntimeError: on calls with ``"wait"``, unfinished episodes of more than 128 batches wait, because the collector
             does not continue them.
 
@@ -384,6 +390,7 @@ class EpisodeRows:
         self.carry = dict(carry) if isinstance(carry, Mapping) else {key: key for key in carry}
         self.keep = tuple(keep)
         self._steps: TensorDictBase | None = None
+        self._ended: deque[Tensor] = deque(maxlen=_MOST_BATCHES)
 
     @property
     def waiting(self) -> int:
@@ -393,6 +400,7 @@ class EpisodeRows:
     def forget(self) -> None:
         """Drop the unfinished episodes, for instance after a reset of the collector."""
         self._steps = None
+        self._ended.clear()
 
     def __call__(self, steps: TensorDictBase, *, only_waiting: bool = False) -> TensorDict:
         """Return the rows ``[N]`` of the episodes that end in ``steps`` ``[*B, time]``; ``N`` may be 0.
@@ -400,7 +408,7 @@ class EpisodeRows:
         With ``only_waiting``, episodes that begin in ``steps`` are dropped, whatever their length. Collecting like this
         until :attr:`waiting` is 0 finishes all episodes that began before, without preferring short ones.
         """
-        flat = needed_entries(steps, self.carry, self.keep, self.reward_key, [_TRAJECTORY])
+        flat = needed_entries(steps, self.carry, self.keep, self.reward_key, [_TRAJECTORY, schema.AGENT_MASK])
         check_steps(steps, list(self.carry.values()))
         is_step = steps.get(COLLECTED, None)
         flat = flat.reshape(-1) if is_step is None else flat[is_step]
@@ -412,6 +420,7 @@ class EpisodeRows:
         if only_waiting:
             waiting = flat[:0] if self._steps is None else self._steps
             flat = flat[torch.isin(flat.get(_TRAJECTORY), waiting.get(_TRAJECTORY))]
+        self._refuse_ended(flat)
         if self._steps is not None:
             flat = torch.cat([self._steps, flat])
         # Stable sort: the steps of an episode keep their order. The steps themselves are gathered only once, below.
@@ -423,7 +432,17 @@ class EpisodeRows:
         has_ended = ends[count.cumsum(0) - 1][episode]  # whether the last step of the step's episode is among the ends
         self._wait(flat[order[~has_ended]])
         flat, ends = flat[order[has_ended]], ends[has_ended]
+        self._ended.append(trajectory[has_ended].unique())
         return rows_at(flat, ends, keep=self.keep, carry=list(self.carry), reward_key=self.reward_key)
+
+    def _refuse_ended(self, steps: TensorDictBase) -> None:
+        """Raise ValueError if steps ``[M]``, which do not begin an episode, go on with one that has ended."""
+        began = steps.get(schema.AGENT_MASK).any(-1)
+        again = [torch.isin(steps.get(_TRAJECTORY)[began], ended.to(began.device)) for ended in self._ended]
+        if any(bool(found.any()) for found in again):
+            what = "Episodes go on after the end that their rows have"
+            remedy = "leave out the collector's set_truncated=True, and unfinished='truncate' unless it resets"
+            raise ValueError(f"{what}, so their turns would be in several rows: {remedy}.")
 
     def _wait(self, running: TensorDictBase) -> None:
         """Keep the steps of unfinished episodes; raise if the collector does not continue them."""

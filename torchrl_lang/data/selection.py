@@ -137,7 +137,7 @@ def preference_pairs(
 
     Rows begin alike if they have the same tokens before the agent's first one and, where they have one, the same
     ``group``. Of those the best is paired with the worst, the second best with the second worst, and so on; pairs of
-    equal scores are left out, and so are rows without an agent's token.
+    equal scores and of equal tokens are left out, and so are rows without an agent's token.
 
     Args:
         rows: a dataset, or rows ``[N]``.
@@ -182,7 +182,11 @@ def preference_pairs(
     order = order[by_start]  # by start, then by descending score
     which, size, rank = _places_in_groups(start)
     worse = order[torch.arange(len(order), device=order.device) + size[which] - 1 - 2 * rank]
-    kept = (score[order] > score[worse]) & (rank < (order.shape[0] if n is None else n))
+    tokens = entry(
+        entries, TOKENS
+    )  # of equal rows, such as those of an utterance before both answers, nothing is learned
+    kept = (score[order] > score[worse]) & (tokens[order] != tokens[worse]).any(-1)
+    kept &= rank < (order.shape[0] if n is None else n)
     return rows[torch.stack([order[kept], worse[kept]], -1)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class OfflineData:
 
     def __post_init__(self) -> None:
         if self.task is None:
-            if not self.action_length:
+            if not longest_utterance(self.dataset.rows):
                 raise ValueError(f"{self.source} has no turn of the agent to learn from.")
             return
         check_tokenizer(self.task, self.dataset.tokenizer, self.dataset.folder)
@@ -68,8 +68,8 @@ class OfflineData:
 
     @cached_property
     def action_length(self) -> int:
-        """Number of tokens of an utterance, its end included: the longest of the data, or that of the task."""
-        return longest_utterance(self.dataset.rows) if self.task is None else self.task.action_length
+        """Tokens of an utterance with its end: one more than the longest of the data, so that its end is a choice."""
+        return longest_utterance(self.dataset.rows) + 1 if self.task is None else self.task.action_length
 
     def notes(self) -> dict[str, Any]:
         """Notes of a run, so that it can be loaded."""
@@ -216,7 +216,8 @@ def train_offline(
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1 or options.bottom_fraction < 1:
-            rows = best_rows(rows, fraction=options.fraction, bottom_fraction=options.bottom_fraction)
+            best = partial(best_rows, fraction=options.fraction, bottom_fraction=options.bottom_fraction)
+            rows, kept = best(rows), best(kept)  # checkpoints are chosen by what is to be imitated
         device = options.torch_device()
 
         def carrying(rows: TensorDictBase, carry: Any = with_frozen_states, **limit: int) -> TensorDictBase:

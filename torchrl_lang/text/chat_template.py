@@ -284,6 +284,9 @@ def derive_format(render: Render, special: Sequence[str]) -> dict[str, Any]:
     if prompt_after != prompt:
         raise ValueError(f"The chat template's generation prompts differ: {shorten(prompt)}, {shorten(prompt_after)}.")
     lead, rewrites = middle.removeprefix(prompt), ""
+    if middle.startswith(prompt) and any(token in lead for token in special):
+        found = f"{shorten(lead)} before an utterance, which its generation prompt lacks and agents cannot write"
+        raise ValueError(f"The chat template writes {found}: use one whose generation prompt ends with it.")
     if not middle.startswith(prompt) or lead.strip():
         lead, rewrites = "", f"{shorten(prompt)}, where the agent writes, becomes {shorten(middle)} in the history"
     end = max((token for token in special if ending.startswith(token)), key=len, default=None)

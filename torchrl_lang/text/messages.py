@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -79,7 +79,7 @@ def to_messages(episode: Episode, tokenizer: Tokenizer | None = None) -> list[di
             continue
         if chat and (not messages or messages[-1]["role"] == "assistant"):
             messages.append({"role": "user", "content": ""})  # as the row has it
-        message = read_utterance(turn.text, chat) if chat else {"role": "assistant", "content": turn.text}
+        message = read_utterance(turn.text, chat, exact=True) if chat else {"role": "assistant", "content": turn.text}
         messages.append({**message, "reward": turn.reward} if turn.reward else message)
     return messages
 
@@ -235,7 +235,7 @@ class MessageRecord(Record):
     @property
     def of_template(self) -> dict[str, Any]:
         """The entries that the template writes into the utterance beside the content."""
-        return {key: value for key in _OF_TEMPLATE if (value := getattr(self, key)) is not None}
+        return {key: value for key in _OF_TEMPLATE if (value := getattr(self, key))}
 
 
 def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
@@ -250,7 +250,11 @@ def _turn(content: Any, where: str, tokenizer: Tokenizer | None) -> Turn:
     if further:
         if not isinstance(tokenizer, ChatTokenizer):
             raise ValueError(f"{where}: {[*further]} are written by a chat template: use a ChatTokenizer (--chat)")
-        text = write_utterance({"role": "assistant", "content": text, **further}, tokenizer)
+        whole = {"role": "assistant", "content": text, **further}
+        text = write_utterance(whole, tokenizer)
+        for key in further:
+            if text == write_utterance({name: value for name, value in whole.items() if name != key}, tokenizer):
+                raise ValueError(f"{where}: the chat template does not write {key!r}: use another one, or remove it")
     return Turn(text, message.reward or 0.0)
 
 
@@ -264,51 +268,72 @@ def write_utterance(message: Message, tokenizer: ChatTokenizer) -> str:
     Raises:
         ValueError: the template cannot write it after a message of the user.
     """
-    before, after = _frame(tokenizer)
     written = tokenizer.render([_QUESTION, message])
-    if not (written.startswith(before) and written.endswith(after)):
-        raise ValueError(f"The chat template writes {shorten(str(message))} unlike other utterances.")
-    return written[len(before) : len(written) - len(after)]
+    for before, after in _frames(tokenizer):
+        if written.startswith(before) and written.endswith(after):
+            return written[len(before) : len(written) - len(after)]
+    raise ValueError(f"The chat template writes {shorten(str(message))} unlike other utterances.")
 
 
 @lru_cache(maxsize=4)
-def _frame(tokenizer: ChatTokenizer) -> tuple[str, str]:
-    """Text that the template writes around an utterance after a message of the user."""
+def _frames(tokenizer: ChatTokenizer) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Texts that the template writes around an utterance after a message of the user.
+
+    Those around one without a thought, for which some templates write an empty one; and the generation prompt.
+    """
     written = tokenizer.render([_QUESTION, {"role": "assistant", "content": _MARK}])
     before, _, after = written.partition(_MARK)
-    return before, after
+    return (before, after), (tokenizer.render([_QUESTION], add_generation_prompt=True), after)
 
 
-def read_utterance(text: str, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """The message of the assistant that the template writes as this text; with ``tool_calls`` where there are any."""
-    calls = list(_calls(text)) if tokenizer.row_format.template is not None else []
+def read_utterance(text: str, tokenizer: ChatTokenizer, *, exact: bool = False) -> dict[str, Any]:
+    """The message of the assistant that the template writes as this text; with ``tool_calls`` where there are any.
+
+    Unless it is to be ``exact``, spaces and the order of keys in the JSON of a call may differ.
+    """
+    written = _Written(tokenizer, exact)
+    spelled = written.spelled(text)
+    calls = [call for _, _, call in _calls(text)] if tokenizer.row_format.template is not None else []
     for first in range(len(calls)):
-        for message in _candidates(text, calls[first:], tokenizer):
-            if _written(message, tokenizer) == text:
+        for message in _candidates(spelled, calls[first:], written):
+            if written(message) == spelled:
                 return message
     return {"role": "assistant", "content": text}
 
 
-def _candidates(text: str, calls: Sequence[Mapping[str, Any]], tokenizer: ChatTokenizer) -> Iterator[dict[str, Any]]:
+@dataclass
+class _Written:
+    """The template's text of an utterance; empty where it cannot write these calls."""
+
+    tokenizer: ChatTokenizer
+    exact: bool
+
+    def __call__(self, message: Message) -> str:
+        try:
+            return self.spelled(write_utterance(message, self.tokenizer))
+        except ValueError:
+            return ""
+
+    def spelled(self, text: str) -> str:
+        """The text with calls in one spelling, unless it is to be exact."""
+        out, place = "", 0
+        for start, end, call in [] if self.exact else _calls(text):
+            out, place = out + text[place:start] + json.dumps(call, sort_keys=True), end
+        return out + text[place:]
+
+
+def _candidates(text: str, calls: Sequence[Mapping[str, Any]], written: _Written) -> Iterator[dict[str, Any]]:
     """Messages with these calls, and the contents that ``text`` may have beside them."""
     called = [{"type": "function", "function": dict(call)} for call in calls]
     message = {"role": "assistant", "content": "", "tool_calls": called}
     yield message
-    before, found, after = _written({**message, "content": _MARK}, tokenizer).partition(_MARK)
+    before, found, after = written({**message, "content": _MARK}).partition(_MARK)
     if found and text.startswith(before) and text.endswith(after):
         yield {**message, "content": text[len(before) : len(text) - len(after)]}
 
 
-def _written(message: Message, tokenizer: ChatTokenizer) -> str:
-    """The template's text of an utterance; empty where it cannot write these calls."""
-    try:
-        return write_utterance(message, tokenizer)
-    except ValueError:
-        return ""
-
-
-def _calls(text: str) -> Iterator[dict[str, Any]]:
-    """The objects in a text that have a name and arguments."""
+def _calls(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The objects in a text that have a name and arguments, and where they begin and end."""
     decoder, place = json.JSONDecoder(), text.find("{")
     while place >= 0:
         try:
@@ -318,5 +343,6 @@ def _calls(text: str) -> Iterator[dict[str, Any]]:
         if isinstance(value, dict) and isinstance(value.get("name"), str):
             for key in ("arguments", "parameters"):  # Llama's templates write the latter
                 if key in value:
-                    yield {"name": value["name"], "arguments": value[key]}
+                    yield place, end, {"name": value["name"], "arguments": value[key]}
+                    break
         place = text.find("{", end)
