@@ -158,7 +158,7 @@ def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
 
 
 @pytest.mark.parametrize(("unfinished", "ended"), [("wait", True), ("truncate", False)])
-def test_episodes_that_go_on_after_their_end_are_refused(talk, unfinished, ended):
+def test_episodes_that_continue_after_their_end_are_refused(talk, unfinished, ended):
     """TorchRL marks the last step of a batch, without a reset; each of their turns would be in several rows."""
     rows_of, steps = (
         EpisodeRows(unfinished=unfinished),
@@ -166,7 +166,7 @@ def test_episodes_that_go_on_after_their_end_are_refused(talk, unfinished, ended
     )
     assert len(rows_of(next(steps))) == 4
     second = next(steps)
-    with pytest.raises(ValueError, match=r"go on after the end .*set_truncated=True"):
+    with pytest.raises(ValueError, match=r"continue after the end .*set_truncated=True"):
         rows_of(second)
     rows_of.forget()
     rows_of(second)

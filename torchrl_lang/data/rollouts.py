@@ -354,7 +354,7 @@ class EpisodeRows:
     Raises:
         KeyError: on calls, the steps do not come from a collector over a language environment, or lack the reward or an
             entry to carry.
-        ValueError: on calls, an episode that has ended goes on, as with a collector's ``set_truncated=True`` or
+        ValueError: on calls, an episode that has ended continues, as with a collector's ``set_truncated=True`` or
             ``unfinished="truncate"`` without resets; an entry to carry lacks turns of an episode that began before the
             first batch; ``MultiStep`` changed the steps; log-probabilities are carried of random actions
             (``init_random_frames``); or values of the rows are invalid, see
@@ -436,11 +436,11 @@ class EpisodeRows:
         return rows_at(flat, ends, keep=self.keep, carry=list(self.carry), reward_key=self.reward_key)
 
     def _refuse_ended(self, steps: TensorDictBase) -> None:
-        """Raise ValueError if steps ``[M]``, which do not begin an episode, go on with one that has ended."""
+        """Raise ValueError if steps ``[M]``, which do not begin an episode, continue one that has ended."""
         began = steps.get(schema.AGENT_MASK).any(-1)
         again = [torch.isin(steps.get(_TRAJECTORY)[began], ended.to(began.device)) for ended in self._ended]
         if any(bool(found.any()) for found in again):
-            what = "Episodes go on after the end that their rows have"
+            what = "Episodes continue after the end that their rows have"
             remedy = "leave out the collector's set_truncated=True, and unfinished='truncate' unless it resets"
             raise ValueError(f"{what}, so their turns would be in several rows: {remedy}.")
 
