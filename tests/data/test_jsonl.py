@@ -140,7 +140,7 @@ def test_preferences_of_a_template_that_drops_earlier_thoughts(tmp_path):
     texts = [chat.decode(row["tokens"][row["agent_mask"]]) for row in pairs[0]]
     assert texts == ["a<|im_end|>", "b<|im_end|>"]
     longer = {**told, "chosen": [agent, user, agent]}
-    with pytest.raises(ValueError, match=r"those after the first that differs have none to compare with"):
+    with pytest.raises(ValueError, match="answers after the first that differs have none to compare with"):
         dataset_from_records([longer], tmp_path / "more", chat, 64)
 
 

@@ -186,10 +186,8 @@ def _refuse_later_turns(episodes: Sequence[Episode], tokenizer: Tokenizer | None
     alike = [one == other for one, other in zip(*(episode.turns for episode in episodes), strict=False)]
     first = (*alike, False).index(False)
     if max(sum(turn.by_agent for turn in episode.turns[first:]) for episode in episodes) > 1:
-        what = (
-            "its chat template changes earlier turns, so each answer has a row of its own, and those after the first "
-        )
-        raise ValueError(f"{what}that differs have none to compare with: give that one alone, or history='kept'")
+        what = "its chat template changes earlier turns: answers after the first that differs have none to compare with"
+        raise ValueError(f"{what}: give that one alone, or a row format with history='kept'")
 
 
 def _add_reward(episode: Episode, reward: Any, *, may_be_list: bool = False) -> Episode:

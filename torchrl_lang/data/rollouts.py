@@ -440,9 +440,8 @@ class EpisodeRows:
         began = steps.get(schema.AGENT_MASK).any(-1)
         again = [torch.isin(steps.get(_TRAJECTORY)[began], ended.to(began.device)) for ended in self._ended]
         if any(bool(found.any()) for found in again):
-            what = "Episodes continue after the end that their rows have"
             remedy = "leave out the collector's set_truncated=True, and unfinished='truncate' unless it resets"
-            raise ValueError(f"{what}, so their turns would be in several rows: {remedy}.")
+            raise ValueError(f"Episodes continue after the end that their rows have: {remedy}.")
 
     def _wait(self, running: TensorDictBase) -> None:
         """Keep the steps of unfinished episodes; raise if the collector does not continue them."""
