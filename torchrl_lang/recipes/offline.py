@@ -216,8 +216,8 @@ def train_offline(
         kept = held_out_rows(dataset, options.held_out)
         rows = dataset.rows[: len(dataset) - len(kept)]
         if options.fraction < 1 or options.bottom_fraction < 1:
-            best = partial(best_rows, fraction=options.fraction, bottom_fraction=options.bottom_fraction)
-            rows, kept = best(rows), best(kept)  # checkpoints are chosen by what is to be imitated
+            select = partial(best_rows, fraction=options.fraction, bottom_fraction=options.bottom_fraction)
+            rows, kept = select(rows), select(kept)  # checkpoints are chosen by what is to be imitated
         device = options.torch_device()
 
         def carrying(rows: TensorDictBase, carry: Any = with_frozen_states, **limit: int) -> TensorDictBase:
