@@ -438,8 +438,8 @@ class EpisodeRows:
     def _refuse_ended(self, steps: TensorDictBase) -> None:
         """Raise ValueError if steps ``[M]``, which do not begin an episode, continue one that has ended."""
         began = steps.get(schema.AGENT_MASK).any(-1)
-        again = [torch.isin(steps.get(_TRAJECTORY)[began], ended.to(began.device)) for ended in self._ended]
-        if any(bool(found.any()) for found in again):
+        ended = torch.cat([*self._ended, steps.get(_TRAJECTORY)[:0]])
+        if bool(torch.isin(steps.get(_TRAJECTORY)[began], ended).any()):
             remedy = "leave out the collector's set_truncated=True, and unfinished='truncate' unless it resets"
             raise ValueError(f"Episodes continue after the end that their rows have: {remedy}.")
 

@@ -184,7 +184,7 @@ def preference_pairs(
     worse = order[torch.arange(len(order), device=order.device) + size[which] - 1 - 2 * rank]
     tokens = entry(
         entries, TOKENS
-    )  # of equal rows, such as those of an utterance before both answers, nothing is learned
+    )  # nothing is learned of equal rows, such as those of an utterance before both answers
     kept = (score[order] > score[worse]) & (tokens[order] != tokens[worse]).any(-1)
     kept &= rank < (order.shape[0] if n is None else n)
     return rows[torch.stack([order[kept], worse[kept]], -1)]
