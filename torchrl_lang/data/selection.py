@@ -182,9 +182,7 @@ def preference_pairs(
     order = order[by_start]  # by start, then by descending score
     which, size, rank = _places_in_groups(start)
     worse = order[torch.arange(len(order), device=order.device) + size[which] - 1 - 2 * rank]
-    tokens = entry(
-        entries, TOKENS
-    )  # nothing is learned of equal rows, such as those of an utterance before both answers
+    tokens = entry(entries, TOKENS)  # nothing is learned of equal rows, as of an utterance before both answers
     kept = (score[order] > score[worse]) & (tokens[order] != tokens[worse]).any(-1)
     kept &= rank < (order.shape[0] if n is None else n)
     return rows[torch.stack([order[kept], worse[kept]], -1)]
