@@ -106,6 +106,10 @@ def test_a_call_of_a_tool_in_full(chatml):
 
 USER, AGENT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+TAGGED = (
+    "<function={{ call.function.name }}>\n{% for key, value in call.function.arguments | items %}"
+    "<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n"
+)
 THOUGHT = "<think>\nso\n</think>\n\n"
 
 
@@ -141,6 +145,21 @@ def test_calls_in_another_spelling(chatml):
         assert read_utterance(text, chatml, exact=True)["content"] == text
     text = 'so: {"arguments": {"at":1},"name":"look"}'
     assert read_utterance(text, chatml) == {"role": "assistant", "content": text}
+
+
+def test_calls_in_tags():
+    """As Qwen3.5 writes them; whether 1 is a number or a text only the tool says."""
+    call = TOOL_CHATML.replace("{{ (call.function or call) | tojson }}\n", TAGGED)
+    chat = chat_tokenizer(dataclasses.replace(CHATML, template=call))
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+    told = dataclasses.replace(chat.row_format, tools=[{"type": "function", "function": tool}])
+    text = "so\n<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n</function>\n</tool_call>"
+    for row_format, value in ((chat.row_format, 1), (told, "1")):
+        chat.row_format = row_format
+        look = {"name": "look", "arguments": {"at": value}}
+        read = {"role": "assistant", "content": "so", "tool_calls": [{"type": "function", "function": look}]}
+        assert read_utterance(text, chat) == read
+        assert from_messages([USER, read], chat).turns[-1].text == text
 
 
 @pytest.mark.parametrize("entry", [{"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, {"thinking": "so"}])

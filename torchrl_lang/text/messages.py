@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -293,7 +294,9 @@ def read_utterance(text: str, tokenizer: ChatTokenizer, *, exact: bool = False) 
     """
     written = _Written(tokenizer, exact)
     spelled = written.spelled(text)
-    calls = [call for _, _, call in _calls(text)] if tokenizer.row_format.template is not None else []
+    found = tokenizer.row_format
+    calls = [call for _, _, call in _calls(text)] if found.template is not None else []
+    calls += list(_tagged_calls(text, found.tools or ())) if found.template is not None else []
     for first in range(len(calls)):
         for message in _candidates(spelled, calls[first:], written):
             if written(message) == spelled:
@@ -346,3 +349,25 @@ def _calls(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
                     yield place, end, {"name": value["name"], "arguments": value[key]}
                     break
         place = text.find("{", end)
+
+
+_FUNCTION = re.compile(r"<function=([^>\s]+)>\n(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n(.*?)\n</parameter>\n", re.DOTALL)
+
+
+def _tagged_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The calls in a text as Qwen3.5 writes them, in tags; arguments are JSON unless a tool has them as strings."""
+    functions = [tool.get("function", tool) for tool in tools]
+    known = {each.get("name"): each.get("parameters", {}).get("properties", {}) for each in functions}
+    for name, inside in _FUNCTION.findall(text):
+        kinds = {key: kind.get("type") for key, kind in known.get(name, {}).items()}
+        values = {key: text if kinds.get(key) == "string" else _value(text) for key, text in _PARAMETER.findall(inside)}
+        yield {"name": name, "arguments": values}
+
+
+def _value(text: str) -> Any:
+    """The value that a text is as JSON, else the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
