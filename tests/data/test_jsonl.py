@@ -71,8 +71,8 @@ def test_a_bad_line_says_why(line, reason):
 
 
 def test_bad_lines_are_counted_until_there_are_too_many(tmp_path):
-    with pytest.raises(ValueError, match=r"holds 2 bad lines \(line 1: .*; line 3: .*\): fix"):
-        read_jsonl(write(tmp_path / "d.jsonl", "{", GOOD[0], "{"))
+    with pytest.raises(ValueError, match=r"holds 3 bad lines \(lines 1, 3: it is not JSON .*; line 4: .*\): fix"):
+        read_jsonl(write(tmp_path / "d.jsonl", "{", GOOD[0], "{", "[]"))
     with pytest.raises(ValueError, match=r"holds at least 5 bad lines"):
         read_jsonl(write(tmp_path / "d.jsonl", *["nonsense"] * 50))
 
