@@ -84,10 +84,9 @@ def test_it_computes_what_the_model_computes(config, dtype):
         torch.testing.assert_close(quick, states, **TOLERANCE[dtype])
 
 
-def test_fast_layers_compute_the_same(monkeypatch):
+def test_fast_layers_compute_the_same():
     plain, fast = model_of(), model_of()
-    monkeypatch.setattr(fast_layers, "_FEW_WEIGHTS", 0)
-    fast_layers.use_fast_layers(fast)
+    fast_layers.use_fast_layers(fast, above=0)
     assert {type(part) for part in fast.modules() if isinstance(part, Conv1D)} == {fast_layers.FastConv1D}
     assert GPT2Step.accepts(Trunk(fast))
     computed = [list(both_ways(Trunk(model), ragged())) for model in (fast, plain)]
