@@ -162,8 +162,8 @@ def preference_pairs(
     Examples:
         >>> from torchrl_lang.data import preference_pairs, row_returns
         >>> from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
-        >>> asked = [("b", 1.0), ("c", 5.0), ("b", 3.0), ("b", 2.0), ("c", 5.0)]
-        >>> games = [Episode([Turn(question), Turn("a", reward)], True) for question, reward in asked]
+        >>> asked = [("b", "a", 1.0), ("c", "a", 5.0), ("b", "c", 3.0), ("b", "b", 2.0), ("c", "b", 5.0)]
+        >>> games = [Episode([Turn(question), Turn(answer, reward)], True) for question, answer, reward in asked]
         >>> pairs = preference_pairs(to_rows(games, CharTokenizer.from_alphabet("abc"), 7))
         >>> row_returns(pairs)
         tensor([[3., 1.]], dtype=torch.float64)
