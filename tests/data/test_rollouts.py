@@ -160,16 +160,21 @@ def test_collectors_that_begin_anew_with_each_batch(talk, unfinished):
 @pytest.mark.parametrize(("unfinished", "ended"), [("wait", True), ("truncate", False)])
 def test_episodes_that_continue_after_their_end_are_refused(talk, unfinished, ended):
     """TorchRL marks the last step of a batch, without a reset; each of their turns would be in several rows."""
-    rows_of, steps = (
-        EpisodeRows(unfinished=unfinished),
-        batches(talk(seed=0, batch_size=[4]), 4, 2, set_truncated=ended),
-    )
+    rows_of = EpisodeRows(unfinished=unfinished)
+    steps = batches(talk(seed=0, batch_size=[4]), 4, 2, set_truncated=ended)
     assert len(rows_of(next(steps))) == 4
     second = next(steps)
     with pytest.raises(ValueError, match=r"continue after the end .*set_truncated=True"):
         rows_of(second)
     rows_of.forget()
     rows_of(second)
+
+
+@pytest.mark.parametrize("option", [{"compact_obs": True}, {"track_traj_ids": False}])
+def test_the_option_that_leaves_out_what_rows_need_is_named(talk, option):
+    steps = next(batches(talk(seed=0, batch_size=[4]), 4, 1, **option))
+    with pytest.raises(KeyError, match="{}={}".format(*next(iter(option.items())))):
+        EpisodeRows()(steps)
 
 
 def test_waiting_for_what_does_not_come_is_noticed(talk, monkeypatch):

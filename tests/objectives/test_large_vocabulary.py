@@ -17,7 +17,7 @@ from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
 from torchrl_lang.schema import ControlTokens
 from torchrl_lang.transforms import ConstantKLController, KLConstrainedTransform, RowReference
 
-V, N, T = 49_152, 17, 64
+V, N, T = 49_152, 23, 64
 
 
 class Largest(TorchDispatchMode):
@@ -70,7 +70,7 @@ def test_no_tensor_has_values_for_the_vocabulary_at_all_places(name):
     tokens = torch.randint(2, V, (N, T)).masked_fill(place % 4 == 3, 1)
     rows = by_hand(tokens, (place % 4 != 0).expand(N, T).clone(), **{key: torch.zeros(N, T) for key in entries})
     rows["advantage"] = torch.randn(N, T)
-    kept, limit = {}, N * T * V / 3
+    kept, limit = {}, N * T * V / 4
 
     def keep(x):
         kept[x.untyped_storage().data_ptr()] = x.numel()

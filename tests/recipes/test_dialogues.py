@@ -229,7 +229,10 @@ def test_the_reward_of_messages_has_a_key_of_its_own(tmp_path, chat_model):
         (["--chat"], "--chat and --system need the tokenizer of a chat model: give --tokenizer NAME"),
         (["--pretrained", "gpt2"], "--pretrained gpt2 needs its own: give --tokenizer gpt2"),
         (["--tokenizer", "no/such/folder"], "There is no readable tokenizer in 'no/such/folder'"),
-        (["--row-length", "12"], "holds at least 5 bad lines (lines 1, 11, 16: the dialogue has 18 tokens"),
+        (
+            ["--row-length", "12"],
+            "holds at least 5 bad lines (lines 1, 11, 16: the dialogue has 18 tokens, row_length is 12",
+        ),
         (["--option", "a=1"], "is for an environment factory: give it as --task package.module:name"),
     ],
 )

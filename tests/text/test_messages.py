@@ -124,11 +124,8 @@ THOUGHT = "<think>\nso\n</think>\n\n"
     ],
 )
 def test_thoughts_and_calls_of_a_template_that_writes_empty_thoughts(message, text):
-    chat, look = (
-        chat_tokenizer(dataclasses.replace(CHATML, template=QWEN3_CALLS)),
-        {"name": "look", "arguments": {"at": 1}},
-    )
-    calls = [{"type": "function", "function": look}]
+    chat = chat_tokenizer(dataclasses.replace(CHATML, template=QWEN3_CALLS))
+    calls = [{"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}]
     message = {"role": "assistant", **message} | ({"tool_calls": calls} if "tool_calls" in message else {})
     assert from_messages([USER, message], chat).turns[-1].text == text
     read = read_utterance(text, chat)

@@ -260,11 +260,10 @@ class Source:
                 yield number, value
         if not bad:
             return
-        lines: dict[str, list[int]] = {}
+        lines: dict[str, list[str]] = {}
         for line, reason in bad[:_SHOWN]:
-            lines.setdefault(reason, []).append(line)
-        items = {reason: f"{self.item}{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for reason, of in lines.items()}
-        shown = "; ".join(f"{items[reason]}: {reason}" for reason in items)
+            lines.setdefault(reason, []).append(str(line))
+        shown = "; ".join(f"{self.item}{'s' * (len(of) > 1)} {', '.join(of)}: {why}" for why, of in lines.items())
         count = f"{len(bad)} bad {self.item}{'s' * (len(bad) > 1)}"
         if on_error == "raise":
             least = "at least " * (len(bad) == _SHOWN)  # reading stopped here

@@ -272,15 +272,15 @@ def _evaluate(
 
 def _add_chunk(grads: _Gradients, part: slice, errors: Tensor, x: Tensor, layer: Tensor, relative: Tensor) -> None:
     """Add the gradients of one chunk. Weights multiply the features, ``[c, F]``, not the logits, ``[c, V]``."""
-    of_features, of_weight, of_bias = grads
+    (of_features, of_weight, of_bias), fast = grads, _fast(layer, layer.dtype)
     if of_features is not None:
-        product = fast_linear(errors, layer.mT) if _fast(layer, layer.dtype) else errors @ layer
+        product = fast_linear(errors, layer.mT) if fast else errors @ layer
         torch.mul(product, relative.unsqueeze(-1), out=of_features[part])
     if of_weight is not None:
         weighted = (x * relative.unsqueeze(-1)).to(errors.dtype)
         if errors.dtype != of_weight.dtype:
             of_weight.add_(errors.mT @ weighted)
-        elif _fast(layer, layer.dtype):  # in blocks, whose products stay in the cache until they are added
+        elif fast:  # in blocks, whose products stay in the cache until they are added
             for block, own in zip(of_weight.split(_BLOCK_ROWS), errors.split(_BLOCK_ROWS, -1), strict=True):
                 block.add_(fast_linear(own.mT, weighted.mT))
         else:

@@ -54,7 +54,7 @@ class OfflineData:
 
     def __post_init__(self) -> None:
         if self.task is None:
-            if not longest_utterance(self.dataset.rows):
+            if self.action_length < 2:
                 raise ValueError(f"{self.source} has no turn of the agent to learn from.")
             return
         check_tokenizer(self.task, self.dataset.tokenizer, self.dataset.folder)

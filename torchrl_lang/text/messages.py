@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -292,11 +292,15 @@ def read_utterance(text: str, tokenizer: ChatTokenizer, *, exact: bool = False) 
 
     Unless it is to be ``exact``, spaces and the order of keys in the JSON of a call may differ.
     """
-    written = _Written(tokenizer, exact)
-    spelled = written.spelled(text)
-    found = tokenizer.row_format
-    calls = [call for _, _, call in _calls(text)] if found.template is not None else []
-    calls += list(_tagged_calls(text, found.tools or ())) if found.template is not None else []
+    row_format, spell = tokenizer.row_format, str if exact else _in_one_spelling
+    calls: list[dict[str, Any]] = []
+    if row_format.template is not None:
+        calls = [*(call for _, _, call in _calls(text)), *_tagged_calls(text, row_format.tools or ())]
+    spelled = spell(text)
+
+    def written(message: Message) -> str:
+        return spell(_written(message, tokenizer))
+
     for first in range(len(calls)):
         for message in _candidates(spelled, calls[first:], written):
             if written(message) == spelled:
@@ -304,28 +308,25 @@ def read_utterance(text: str, tokenizer: ChatTokenizer, *, exact: bool = False) 
     return {"role": "assistant", "content": text}
 
 
-@dataclass
-class _Written:
+def _written(message: Message, tokenizer: ChatTokenizer) -> str:
     """The template's text of an utterance; empty where it cannot write these calls."""
-
-    tokenizer: ChatTokenizer
-    exact: bool
-
-    def __call__(self, message: Message) -> str:
-        try:
-            return self.spelled(write_utterance(message, self.tokenizer))
-        except ValueError:
-            return ""
-
-    def spelled(self, text: str) -> str:
-        """The text with calls in one spelling, unless it is to be exact."""
-        out, place = "", 0
-        for start, end, call in [] if self.exact else _calls(text):
-            out, place = out + text[place:start] + json.dumps(call, sort_keys=True), end
-        return out + text[place:]
+    try:
+        return write_utterance(message, tokenizer)
+    except ValueError:
+        return ""
 
 
-def _candidates(text: str, calls: Sequence[Mapping[str, Any]], written: _Written) -> Iterator[dict[str, Any]]:
+def _in_one_spelling(text: str) -> str:
+    """The text with the JSON of its calls in one spelling."""
+    out, place = "", 0
+    for start, end, call in _calls(text):
+        out, place = out + text[place:start] + json.dumps(call, sort_keys=True), end
+    return out + text[place:]
+
+
+def _candidates(
+    text: str, calls: Sequence[Mapping[str, Any]], written: Callable[[Message], str]
+) -> Iterator[dict[str, Any]]:
     """Messages with these calls, and the contents that ``text`` may have beside them."""
     called = [{"type": "function", "function": dict(call)} for call in calls]
     message = {"role": "assistant", "content": "", "tool_calls": called}

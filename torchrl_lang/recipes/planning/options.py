@@ -176,9 +176,13 @@ class Plan(Options, group="model"):
             flops=card.flops if self.compute_bytes == 2 else card.float32,
             link=card.link if self.gpus <= 8 else min(card.link, _OTHER_MACHINES),
         )
-        given = {"memory": self.gpu_memory, "bandwidth": self.bandwidth, "link": self.link_bandwidth}
-        found = {name: GB * value for name, value in given.items() if value is not None}
-        return card._replace(**found, **({} if self.flops is None else {"flops": self.flops * 1e12}))
+        given = {
+            "memory": (self.gpu_memory, GB),
+            "flops": (self.flops, 1e12),
+            "bandwidth": (self.bandwidth, GB),
+            "link": (self.link_bandwidth, GB),
+        }
+        return card._replace(**{name: value * unit for name, (value, unit) in given.items() if value is not None})
 
     @property
     def weight_bytes(self) -> float:
