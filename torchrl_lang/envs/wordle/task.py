@@ -105,8 +105,9 @@ class WordleTask(Task):
     def player(self, name: str, seed: int | None = None) -> Player:
         """A scripted player.
 
-        careful: a word that agrees with all colours. careless: half of its guesses are any word. wrong: a word that the
-        colours rule out. optimal: the largest expected reduction of the words that are left (myopic). mediocre: a
+        careful: a word that agrees with all colours. careless: half of its guesses are any word. lmrl: two thirds are,
+        as in LMRL-Gym's data (their code's mixture, with the share that gives their mean return). wrong: a word that
+        the colours rule out. optimal: the largest expected reduction of the words that are left (myopic). mediocre: a
         careful, a careless or a wrong player, drawn for each game. habit: the same with a poor favourite first word,
         see :data:`HABIT`.
         """
@@ -114,6 +115,7 @@ class WordleTask(Task):
         make: dict[str, Callable[[], TensorDictModuleBase]] = {
             "careful": lambda: wordle.RandomWordPlayer(prob_smart=1.0, **options),
             "careless": lambda: wordle.RandomWordPlayer(prob_smart=0.5, **options),
+            "lmrl": lambda: wordle.RandomWordPlayer(prob_smart=1 / 3, **options),
             "random": lambda: wordle.RandomWordPlayer(**options),
             "wrong": lambda: wordle.WrongPlayer(**options),
             "repeat": lambda: wordle.RepeatPlayer(**options),

@@ -23,7 +23,7 @@ MEDIOCRE = (0.5, 0.3, 0.2)
 HABIT = (0.25, "tummy", ("learn", "canoe", "drove", "windy", "price"))
 """The player ``"habit"``: probability of its favourite first word, that word, and its other first words."""
 
-PlayerName = Literal["mediocre", "habit", "careful", "careless", "random", "wrong", "repeat", "optimal"]
+PlayerName = Literal["mediocre", "habit", "careful", "careless", "lmrl", "random", "wrong", "repeat", "optimal"]
 
 
 @dataclass(frozen=True, kw_only=True)
