@@ -30,6 +30,7 @@ from torchrl_lang.recipes.algorithms import ALGORITHMS
 from torchrl_lang.recipes.algorithms.online import RatioOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.load_run import load_run
+from torchrl_lang.recipes.tasks import find_task
 
 
 class Task(NamedTuple):
@@ -39,13 +40,23 @@ class Task(NamedTuple):
     bc: str
     train: str = ""
     """Options of all methods."""
+    own: str | None = None
+    """The environment, of a task that does not come with the library."""
+
+    def given(self) -> list[str]:
+        """The words of a command that name an own task."""
+        return ["--task", self.own] if self.own else []
 
 
+BLACKJACK = "benchmarks.suite_games:blackjack_env"
 NO_KL = "--kl-coef 0 --kl-target none"
 TASKS: dict[str, Task] = {
     "wordle": Task("wordle --words 50 --games 20000", "--steps 1500", NO_KL),
     "maze": Task("maze --skill 0.3", "", NO_KL),
     "maze-full": Task("maze --observation full --skill 0.3", "", NO_KL),
+    "blackjack": Task(
+        f"{BLACKJACK} --player benchmarks.suite_games:gamble --games 4000", "--steps 600 --layers 2", NO_KL, BLACKJACK
+    ),
 }
 METHODS: dict[str, str] = {
     "PPO": "ppo",
@@ -76,7 +87,10 @@ def run(folder: Path, task: str, methods: Sequence[str], seeds: int, *, minutes:
     numbers = lengths(folder, chosen, methods, start, minutes)
     runs = [(seed, place(folder, method, numbers[method], seed)) for seed in range(seeds) for method in methods]
     _train({out: _command(chosen, start, out) for _, out in runs})
-    scored = [(start, folder / "start.json", games, 0), *((out, out / "score.json", games, seed) for seed, out in runs)]
+    scored = [
+        (start, folder / "start.json", games, 0, chosen.own),
+        *((out, out / "score.json", games, seed, chosen.own) for seed, out in runs),
+    ]
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         begins, *_ = pool.map(score, *zip(*scored, strict=True))
     found = {
@@ -109,7 +123,7 @@ def make_start(folder: Path, task: Task) -> Path:
     data, bc = folder / "data", folder / "bc"
     if not (bc / "model").exists():
         run_in_parallel({"data": ["generate", *task.generate.split(), "--out", str(data)]})
-        run_in_parallel({"bc": ["train", "bc", "--data", str(data), "--out", str(bc), *task.bc.split()]})
+        run_in_parallel({"bc": ["train", "bc", "--data", str(data), "--out", str(bc), *task.given(), *task.bc.split()]})
     return bc
 
 
@@ -129,7 +143,7 @@ def _command(task: Task, start: Path, out: Path) -> list[str]:
     penalty = ["--kl-weight", "0"] if issubclass(ALGORITHMS[name], RatioOptions) else []
     lengths = ["--iterations", number, "--eval-every", str(-(-int(number) // 4)), "--log-every", "1"]
     places = ["--start", str(start), "--out", str(out), "--seed", "0" if seed == "trial" else seed]
-    return ["train", name, *places, *lengths, *task.train.split(), *penalty]
+    return ["train", name, *places, *lengths, *task.given(), *task.train.split(), *penalty]
 
 
 def _train(commands: Mapping[Path, Sequence[str]]) -> None:
@@ -151,10 +165,10 @@ def _result(out: Path) -> dict[str, Any]:
     return {**json.loads((out / "score.json").read_text()), "curve": curve}
 
 
-def score(out: Path, path: Path, games: int, seed: int) -> dict[str, float]:
+def score(out: Path, path: Path, games: int, seed: int, own: str | None = None) -> dict[str, float]:
     """Mean returns of other games, sampled and greedy, and the share won, sampled; played once and read from a file."""
     if not path.exists():
-        finished = load_run(out)
+        finished = load_run(out, find_task(own) if own else None)
         ways = {"sampled": finished.policy(method="sample", seed=seed), "greedy": finished.policy(method="greedy")}
         played = {
             name: finished.task.evaluate(policy, games=games, seed=REPORT + seed)[0] for name, policy in ways.items()

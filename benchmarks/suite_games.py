@@ -48,9 +48,9 @@ class Task(NamedTuple):
     action_length: int
     row_length: int
     max_turns: int
-    player: Callable[[random.Random, list[str]], str]
+    player: Callable[[list[str], random.Random], str]
     """Chooses an utterance from the texts so far: the opening, an utterance, a reply and so on."""
-    optimal: Callable[[random.Random, list[str]], str]
+    optimal: Callable[[list[str], random.Random], str]
     """A player that is optimal, or nearly."""
     options: dict[str, Any] = {}
     """Options of ILQL."""
@@ -74,12 +74,12 @@ def blackjack() -> TextArenaGame:
     return TextArenaGame("Blackjack-v0", num_hands=HANDS, observe=observe)
 
 
-def gamble(rng: random.Random, texts: list[str]) -> str:
+def gamble(texts: list[str], rng: random.Random) -> str:
     """A poor habit: another card in three of four turns, whatever the score."""
     return "hit" if rng.random() < 0.75 else "stand"
 
 
-def stand_at_15(rng: random.Random, texts: list[str]) -> str:
+def stand_at_15(texts: list[str], rng: random.Random) -> str:
     """Another card below 15. Limits from 12 to 16 do equally well."""
     return "hit" if int(re.findall(r"\d+", texts[-1])[0]) < 15 else "stand"
 
@@ -97,7 +97,7 @@ WAY = "seswswswesswweew"
 """A move of a shortest way to the goal for every cell."""
 
 
-def walk(rng: random.Random, texts: list[str]) -> str:
+def walk(texts: list[str], rng: random.Random) -> str:
     """A poor habit: 45 % of the moves go west, 35 % are good, the others are any."""
     chance = rng.random()
     good = WAY[ord(texts[-1]) - ord("a")]
@@ -107,7 +107,7 @@ def walk(rng: random.Random, texts: list[str]) -> str:
 HABIT, GOOD = 0.45, 0.35
 
 
-def shortest(rng: random.Random, texts: list[str]) -> str:
+def shortest(texts: list[str], rng: random.Random) -> str:
     """A move of a shortest way."""
     return WAY[ord(texts[-1]) - ord("a")]
 
@@ -125,14 +125,28 @@ TASKS = {
 }
 
 
-def play(task: Task, player: Callable[[random.Random, list[str]], str], games: int, seed: int) -> list[Episode]:
+def blackjack_env(batch_size: int, **options: Any) -> TextGameEnv:
+    """Blackjack as the task of a command."""
+    return _env(TASKS["TextArena Blackjack"], batch_size, **options)
+
+
+def _env(task: Task, batch_size: int, **options: Any) -> TextGameEnv:
+    limits = {"row_length": task.row_length, "action_length": task.action_length, "max_turns": task.max_turns}
+    return TextGameEnv(task.make, _tokenizer(task), **limits, batch_size=[batch_size], **options)
+
+
+def _tokenizer(task: Task) -> CharTokenizer:
+    return CharTokenizer.from_alphabet(sorted(set(task.alphabet)))
+
+
+def play(task: Task, player: Callable[[list[str], random.Random], str], games: int, seed: int) -> list[Episode]:
     """Games of a scripted player."""
     rng, game, episodes = random.Random(seed), task.make(), []
     for _ in range(games):
         texts = [game.reset(rng.randrange(2**31))]
         turns, terminated, truncated = [Turn(texts[0])] if texts[0] else [], False, False
         while not (terminated or truncated):
-            texts.append(player(rng, texts))
+            texts.append(player(texts, rng))
             reply, reward, terminated, *rest = game.step(texts[-1])
             truncated = bool(rest and rest[0])
             texts.append(reply)
@@ -166,35 +180,26 @@ def learn_ilql(rows: TensorDict, tokenizer: CharTokenizer, task: Task) -> tuple[
     return actor, loss
 
 
-def evaluate(task: Task, tokenizer: CharTokenizer, actor: Any, guidance: Any, seed: int, games: int) -> list[float]:
-    env = TextGameEnv(
-        task.make,
-        tokenizer,
-        row_length=task.row_length,
-        action_length=task.action_length,
-        max_turns=task.max_turns,
-        batch_size=[100],
-    )
-    policy = UtteranceActor(
-        actor, tokenizer.control, action_length=task.action_length, guidance=guidance, method="greedy"
-    )
+def evaluate(task: Task, actor: Any, guidance: Any, seed: int, games: int) -> list[float]:
+    env, options = _env(task, 100), {"action_length": task.action_length, "guidance": guidance, "method": "greedy"}
+    policy = UtteranceActor(actor, env.tokenizer.control, **options)
     return play_games(env, policy, games=games, seed=seed).returns.tolist()
 
 
 def run(task: Task, seed: int) -> dict[str, float]:
     """Mean returns by policy."""
     torch.manual_seed(seed)
-    tokenizer = CharTokenizer.from_alphabet(sorted(set(task.alphabet)))
+    tokenizer = _tokenizer(task)
     rows = to_rows(play(task, task.player, GAMES, seed), tokenizer, task.row_length)
     found = {"data": row_returns(rows).mean().item()}
     best = {f"BC best {fraction:.0%}": best_rows(rows, fraction=fraction) for fraction in BEST}
     for name, data in {"BC": rows, **best}.items():
         actor, _ = learn_bc(data, tokenizer, task.row_length)
-        found[name] = statistics.mean(evaluate(task, tokenizer, actor, None, 10_000 + seed, TEST_GAMES))
+        found[name] = statistics.mean(evaluate(task, actor, None, 10_000 + seed, TEST_GAMES))
     actor, loss = learn_ilql(rows, tokenizer, task)
     for beta in BETAS:
         guidance = ValueGuidance(loss.target_qvalue_network(), beta=beta)
-        games = evaluate(task, tokenizer, actor, guidance, 10_000 + seed, TEST_GAMES)
+        games = evaluate(task, actor, guidance, 10_000 + seed, TEST_GAMES)
         found[f"ILQL beta {beta:g}"] = statistics.mean(games)
     best_games = play(task, task.optimal, TEST_GAMES, 10_000 + seed)
     found["optimal player"] = row_returns(to_rows(best_games, tokenizer, task.row_length)).mean().item()
