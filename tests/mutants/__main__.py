@@ -26,6 +26,7 @@ PLACES = (
     *(f"torchrl_lang/{path.parent.name}" for path in sorted(PACKAGE.glob("*/__init__.py"))),
 )
 LIST = Path(__file__).with_name("list.txt")
+SIGNATURES = "tests/test_signatures.py"
 HEAVY = ("torchrl.collectors", "torchrl.objectives", "transformers.models.gpt2.modeling_gpt2", "peft", "hypothesis")
 # Beside the tests of their own folder, which everything has (``schema.py`` has ``tests/test_schema.py``).
 ALSO = {
@@ -36,23 +37,24 @@ ALSO = {
 
 
 def guards(path: Path) -> list[list[str]]:
-    """The tests to run for a file: its examples and those tests that name what it defines, then the others."""
-    parts = path.parts
+    """The tests of a file: its examples and those of its folder that name what it defines, the others, all that do."""
+    place = path.parts
     files = [ROOT / "tests" / f"test_{path.name}"]
-    if len(parts) > 2:
-        folder = ROOT / "tests" / parts[1].lstrip("_")  # the tests of ``_files`` are in ``files``
-        if len(parts) > 3 and (folder / parts[2]).is_dir():
-            folder /= parts[2]  # a task of ``envs`` has a folder of its own
+    if len(place) > 2:
+        folder = ROOT / "tests" / place[1].lstrip("_")  # the tests of ``_files`` are in ``files``
+        if len(place) > 3 and (folder / place[2]).is_dir():
+            folder /= place[2]  # a task of ``envs`` has a folder of its own
         files = sorted(folder.glob("test_*.py"))
-    files += [file for more in ALSO.get("/".join(parts[:2]), []) for file in sorted((ROOT / more).glob("test_*.py"))]
+    files += [file for more in ALSO.get("/".join(place[:2]), []) for file in sorted((ROOT / more).glob("test_*.py"))]
     tree = ast.parse((ROOT / path).read_text())
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     pattern = re.compile(r"\b(" + "|".join(map(re.escape, [path.stem, *names])) + r")\b")
     own = [file for file in files if file.stem == f"test_{path.stem}"]
     naming = own + [file for file in files if file not in own and pattern.search(file.read_text())]
     others = [file for file in files if file not in naming]
-    first, second = ([str(file.relative_to(ROOT)) for file in part] for part in (naming, others))
-    return [stage for stage in ([str(path), *first], second) if stage]
+    everywhere = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if pattern.search(file.read_text())]
+    parts = [ROOT / path, *naming, ROOT / SIGNATURES], others, [file for file in everywhere if file not in files]
+    return [[str(file.relative_to(ROOT)) for file in part] for part in parts if part]
 
 
 def draw(places: list[str], count: int, seed: int) -> list[tuple[Mutant, str]]:
@@ -152,7 +154,7 @@ def main() -> None:
     parser.add_argument("places", nargs="*", default=list(PLACES), help="files and folders of the package")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for one mutant")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for a part of the tests")
     parser.add_argument("--write", action="store_true", help=f"add the mutants with their ends to {LIST.name}")
     parser.add_argument("--kept", action="store_true", help=f"try those of {LIST.name} that died, which should again")
     options = parser.parse_args()
