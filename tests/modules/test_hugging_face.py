@@ -9,9 +9,9 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from tests.modules.toys import WIDTH, rows, sliding_lm, tiny_lm
+from tests.modules.toys import CONTROL, WIDTH, rows, sliding_lm, tiny_lm
 from torchrl_lang import modules
 from torchrl_lang.modules.hugging_face import _checked, check_causal
 
@@ -52,6 +52,50 @@ def test_causal_models_are_taken_and_left_as_they_were(kind):
 
 
 TOKENS = rows()["tokens"]
+SIZES = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+PICTURES = {**SIZES, "image_size": 28, "patch_size": 14}
+OTHERS = {
+    "roberta": ({"is_decoder": True}, "Linear does not read the last states of RobertaModel"),
+    "recurrent_gemma": ({}, "changes the logits"),
+    "xlstm": ({"num_heads": 2, "output_logit_soft_cap": 1.0}, "changes the logits"),
+    "llama4_text": ({"num_local_experts": 2, "num_key_value_heads": 1}, "does not name its trunk"),
+    "gemma3": ({"text_config": {**SIZES, "head_dim": 8}, "vision_config": PICTURES}, "reads more than text"),
+    "xlnet": ({"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, "is not causal"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_models_of_other_parts_are_refused(kind):
+    options, message = OTHERS[kind]
+    shape = {} if {"text_config", "d_model"} & {*options} else SIZES
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **options))
+    with pytest.raises(ValueError, match=message):
+        modules.language_actor(lm)
+
+
+def test_an_encoder_is_refused():
+    config = AutoConfig.for_model("t5", vocab_size=12, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+    with pytest.raises(ValueError, match="has an encoder"):
+        modules.language_actor(AutoModelForSeq2SeqLM.from_config(config))
+
+
+def test_states_may_be_narrower_than_the_blocks():
+    sizes = {"vocab_size": 12, "hidden_size": 16, "ffn_dim": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", word_embed_proj_dim=8, **sizes)).eval()
+    found, real = modules.language_actor(lm).get_dist(rows()).logits, rows()["attention_mask"]
+    torch.testing.assert_close(found[real], lm(TOKENS).logits.log_softmax(-1)[real])
+    assert modules.default_qvalue_head(lm)(torch.zeros(3, 8)).shape[-1] == 12
+
+
+def test_alibi_decodes():
+    """Falcon's reads a mask of whole rows, so each step reads the row again."""
+    torch.manual_seed(0)
+    actor = modules.language_actor(modules.causal_lm("falcon", alibi=True, **SHAPE | {"max_length": 40}).eval())
+    policy = modules.UtteranceActor(actor, CONTROL, 3, method="greedy")
+    longest = rows()[:1]
+    first = actor.get_dist(longest).logits[0, longest["attention_mask"].sum() - 1]
+    first[list(CONTROL.forbidden)] = -torch.inf
+    assert policy(longest)["action"][0, 0] == first.argmax()
 
 
 def lora(**options):

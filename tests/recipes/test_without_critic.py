@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,16 @@ def test_the_kl_is_in_the_loss_or_in_the_rewards(recipe, start, tmp_path):
         assert any(float(row["loss_kl"]) > 1e-4 for row in log) == (name == "loss")
         assert [float(row["kl_coef"]) for row in log] == pytest.approx([0.1] * 4)
         assert float(log[-1]["kl"]) > 1e-3
+
+
+@pytest.mark.slow
+def test_the_coefficient_of_a_line_is_that_in_its_rewards(start, tmp_path):
+    penalty = ["--kl-coef", "0.1", "--kl-target", "1e-4", "--kl-horizon", "100", "--value-warmup", "0"]
+    assert main(arguments("ppo", start, tmp_path / "run", *penalty)) == 0
+    log = [(float(row["kl_coef"]), float(row["kl"]), float(row["games"])) for row in log_of(tmp_path / "run")]
+    assert log[0][0] == pytest.approx(0.1)
+    for (coef, kl, games), (following, *_) in pairwise(log):
+        assert following == pytest.approx(coef * (1 + min(max(kl / 1e-4 - 1, -0.2), 0.2) * games / 100))
 
 
 def test_a_kl_in_the_loss_leaves_the_rewards(start):

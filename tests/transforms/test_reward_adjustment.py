@@ -122,6 +122,15 @@ def test_padded_steps_are_not_measured():
     assert by_batch.coef == by_hand.coef != 0.1
 
 
+def test_rows_in_which_the_agent_wrote_nothing_are_not_measured():
+    mask, kl = torch.tensor([[True, False], [False, False]]), torch.tensor([[3.0, 0.0], [0.0, 0.0]])
+    by_hand, by_batch = (transforms.AdaptiveKLController(0.1, target=1.0, horizon=100) for _ in range(2))
+    by_hand.update(3.0, n=1)
+    rows = TensorDict(agent_mask=mask, kl=kl, batch_size=[2])
+    RewardAdjustmentTransform(by_batch, mask_key="agent_mask").update(rows)
+    assert by_batch.coef == by_hand.coef != 0.1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -18,6 +18,7 @@ from torch.distributions import Categorical
 from torchrl_lang._checks import no_tokenizer, refuse_wrapper
 from torchrl_lang.modules.fast_linear import FastLinear
 from torchrl_lang.modules.features import FeatureEmbedding
+from torchrl_lang.modules.hugging_face import head_obstacle
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, first_trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 LOGITS = "logits"
 NEXT_TOKEN = "next_token"
-
-# Models that change the logits after the linear head, so evaluating the head alone would be wrong.
-_LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 
 
 class LanguageActor(ProbabilisticTensorDictSequential):
@@ -99,11 +97,10 @@ def language_actor(
     if compile:
         trunk.compile()
     if head is None:
-        head = None if isinstance(lm, Trunk) else unwrapped(lm).get_output_embeddings()
-        changes = [name for name in _LOGIT_CHANGES if getattr(trunk.model.config, name, None) not in (None, 1)]
-        if head is None or changes:
-            reason = f"its configuration sets {changes}" if changes else "it has no language-model head"
-            raise ValueError(f"{type(lm).__name__} needs its own head: {reason}. Pass head=, hidden -> logits.")
+        obstacle = "it has no language-model head" if isinstance(lm, Trunk) else head_obstacle(unwrapped(lm))
+        if obstacle is not None:
+            raise ValueError(f"{type(lm).__name__} needs its own head: {obstacle}. Pass head=, hidden -> logits.")
+        head = unwrapped(lm).get_output_embeddings()
     layer = TensorDictModule(head, in_keys=[HIDDEN], out_keys=[LOGITS])
     options = {"distribution_class": Categorical, "return_log_prob": True, "log_prob_key": f"{out_key}_log_prob"}
     prob = ProbabilisticTensorDictModule(in_keys=[LOGITS], out_keys=[out_key], **options)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torchrl_lang._checks import check_options
 from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.functional.linear import LinearTerm, linear_cross_entropy, linear_margin
+from torchrl_lang.modules.hugging_face import hidden_size
 from torchrl_lang.modules.sharding import whole_tensor, whole_weight
 
 if TYPE_CHECKING:
@@ -472,7 +473,7 @@ def default_qvalue_head(
         ('QValueHead', 'TiedQValueHead')
     """
     shape: Any = {"n_heads": n_heads, "kind": kind, "normalize": normalize}
-    width, embedding = lm.config.hidden_size, lm.get_output_embeddings()
+    width, embedding = hidden_size(lm.config), lm.get_output_embeddings()
     size = embedding.weight.shape[0]
     if size > LARGE_VOCABULARY if tied is None else tied:
         return TiedQValueHead(width, embedding, **shape).to(lm.device)

@@ -43,6 +43,7 @@ _LENGTH = 8
 _ROUNDING, _HALF_ROUNDING = 1e-4, 1.5e-3
 
 _checked: WeakSet[nn.Module] = WeakSet()
+_plain_heads: WeakSet[nn.Module] = WeakSet()
 
 
 def check_causal(lm: PreTrainedModel) -> None:
@@ -68,28 +69,99 @@ def check_causal(lm: PreTrainedModel) -> None:
     if found is None:
         return
     if found > (_HALF_ROUNDING if lm.dtype.itemsize < 4 else _ROUNDING):
-        name, advice = type(lm.base_model).__name__, "Use one such as 'gpt2', 'llama' or 'qwen2', or is_decoder=True"
+        name, advice = type(lm.base_model).__name__, "Use one such as 'gpt2', 'llama' or 'qwen2'"
         raise ValueError(f"{name} is not causal: a token's state changes with those after it. {advice}.")
     _checked.add(lm.base_model)
 
 
 def _change_by_later_tokens(model: PreTrainedModel) -> float | None:
     """The relative difference between the states of tokens that others follow; None if the model cannot run here."""
-    embedding = model.get_input_embeddings()
-    length = min(_LENGTH, getattr(model.config, "max_position_embeddings", None) or _LENGTH)
-    # A forward pass of a part of a sharded model would make this part its root.
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if sharded or min(embedding.weight.shape[0], length) < 2:
+    if (tokens := _short_rows(model)) is None:
         return None
-    alike, device = length // 2, embedding.weight.device
-    tokens = torch.arange(length, device=device).remainder(2).expand(2, length).clone()
+    alike = tokens.shape[1] // 2
     tokens[0, alike:], tokens[1, alike:] = 0, 1
     try:
-        with torch.no_grad(), eval_mode(model), torch.autocast(device.type, enabled=False):
-            one, other = model(inputs_embeds=embedding(tokens), use_cache=False).last_hidden_state[:, :alike].double()
-        return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
+        one, other = _of_short_rows(model, tokens).last_hidden_state[:, :alike].double()
     except RuntimeError:
         return None
+    return float((one - other).abs().mean() / one.abs().mean().clamp_min(1e-30))
+
+
+def _short_rows(model: PreTrainedModel) -> Tensor | None:
+    """Two rows of the first two tokens; None if the model cannot read them or is sharded."""
+    weight = model.get_input_embeddings().weight
+    length = min(_LENGTH, positions(model.config) or _LENGTH)
+    # A forward pass of a part of a sharded model would make this part its root.
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()) or min(weight.shape[0], length) < 2:
+        return None
+    return torch.arange(length, device=weight.device).remainder(2).expand(2, length).clone()
+
+
+def _of_short_rows(model: PreTrainedModel, tokens: Tensor) -> Any:
+    embedded = model.get_input_embeddings()
+    with torch.no_grad(), eval_mode(model), torch.autocast(tokens.device.type, enabled=False):
+        return model(inputs_embeds=embedded(tokens), use_cache=False)
+
+
+def trunk_obstacle(lm: PreTrainedModel) -> str | None:
+    """Why a model is not one of text alone with a decoder alone, in words; None if it is."""
+    obstacles = {
+        "has an encoder": getattr(lm.config, "is_encoder_decoder", False),
+        "reads more than text": not hasattr(lm.config, "hidden_size"),
+        "does not name its trunk": lm.base_model is lm and lm.get_output_embeddings() is not None,
+    }
+    return next((obstacle for obstacle, holds in obstacles.items() if holds), None)
+
+
+def hidden_size(config: PreTrainedConfig) -> int:
+    """``H``, the width of the states that the head reads."""
+    return int(getattr(config, "word_embed_proj_dim", None) or config.hidden_size)
+
+
+def positions(config: PreTrainedConfig) -> int | None:
+    """Number of positions of a model, None if unlimited."""
+    found = getattr(config, "max_position_embeddings", None)
+    return found if found and found > 0 else None
+
+
+# Models that change the logits after the linear head, so evaluating the head alone would be wrong.
+_LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+
+
+def head_obstacle(lm: PreTrainedModel) -> str | None:
+    """Why the logits of a model are not those of its linear head, in words; None if they are.
+
+    Runs the model, as :func:`check_causal` does, with large numbers in place of what the head computes. A model that
+    cannot run where it is counts as plain where its configuration says nothing else.
+    """
+    head: Any = lm.get_output_embeddings()
+    if head is None:
+        return "it has no language-model head"
+    changes = [name for name in _LOGIT_CHANGES if getattr(lm.config, name, None) not in (None, 1)]
+    if changes:
+        return f"its configuration sets {changes}"
+    if lm in _plain_heads or (tokens := _short_rows(lm)) is None:
+        return None
+    read, written = list[Tensor](), list[Tensor]()
+
+    def replace(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        read.append(inputs[0])
+        written.append(torch.arange(output.numel(), device=output.device).reshape(output.shape).to(output.dtype))
+        return written[-1]
+
+    handle = head.register_forward_hook(replace)
+    try:
+        logits, states = _of_short_rows(lm, tokens).logits, _of_short_rows(lm.base_model, tokens).last_hidden_state
+    except RuntimeError:
+        return None
+    finally:
+        handle.remove()
+    if len(read) != 1 or read[0].shape != states.shape or not torch.allclose(read[0], states, rtol=1e-2, atol=1e-3):
+        return f"its layer {type(head).__name__} does not read the last states of {type(lm.base_model).__name__}"
+    if not torch.equal(logits, written[0].to(logits.dtype)):
+        return "it changes the logits of its last layer"
+    _plain_heads.add(lm)
+    return None
 
 
 def applies_dropout(modules: Iterable[nn.Module]) -> bool:
@@ -143,6 +215,7 @@ def cache_obstacle(model: PreTrainedModel) -> str | None:
         "its local attention builds masks of its own": "local" in getattr(config, "attention_layers", ()),
         "its layers share keys and values": getattr(config, "num_kv_shared_layers", 0),
         f"{attention!r} takes no mask over keys: use attn_implementation='sdpa'": attention not in _MASKED,
+        "its alibi is that of a mask of whole rows": getattr(config, "alibi", False),
         "it takes no position_ids": not _takes_positions(type(model).forward),
     }
     return next((obstacle for obstacle, found in obstacles.items() if found), None)

@@ -22,6 +22,9 @@ from torchrl_lang.modules.hugging_face import (
     check_causal,
     depends_on_length,
     eval_mode,
+    hidden_size,
+    positions,
+    trunk_obstacle,
 )
 from torchrl_lang.modules.row_groups import SharedPrefix, equal_groups, shared_prefix
 from torchrl_lang.modules.row_groups import length_groups as best_groups
@@ -83,6 +86,8 @@ class Trunk(nn.Module):
         model = unwrapped(lm)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"A trunk needs a Hugging Face model, got {type(lm).__name__}: use load_causal_lm().")
+        if (obstacle := trunk_obstacle(model)) is not None:
+            raise ValueError(f"{type(model).__name__} {obstacle}: give a causal language model of text alone.")
         self.model = model.base_model
         self.returns: ReturnEmbedding | None
         self.register_module("returns", None)  # see condition_on_returns
@@ -99,7 +104,7 @@ class Trunk(nn.Module):
     @property
     def width(self) -> int:
         """``H``, the width of a hidden state."""
-        return int(self.model.config.hidden_size)
+        return hidden_size(self.model.config)
 
     @property
     def vocab_size(self) -> int:
@@ -109,7 +114,7 @@ class Trunk(nn.Module):
     @property
     def max_length(self) -> int | None:
         """Number of positions of the model, ``None`` if unlimited."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        return positions(self.model.config)
 
     @property
     def sharded_root(self) -> nn.Module | None:

@@ -22,6 +22,7 @@ from torchrl_lang.modules import (
     with_drawn,
 )
 from torchrl_lang.modules.actor import split_actor
+from torchrl_lang.modules.hugging_face import hidden_size
 from torchrl_lang.objectives import ArCHerLoss, PPOLoss
 from torchrl_lang.recipes.algorithms import ArCHer
 from torchrl_lang.recipes.models import loss_options
@@ -53,7 +54,7 @@ class ArCHerLearner(Learner):
             given |= {"kl_weight": controller, "kl_estimator": "exact", "reference": start.reference}
         # The mean over utterances of the sum over their tokens, as in the paper.
         self.loss = PPOLoss(start.policy, aggregation=1, **given)
-        width, normalize, device = start.lm.config.hidden_size, options.normalize_states, start.lm.device
+        width, normalize, device = hidden_size(start.lm.config), options.normalize_states, start.lm.device
         trunk: Any = split_actor(start.policy.decoder.actor).trunk
         frozen = {id(weight): weight for weight in trunk.parameters() if not weight.requires_grad}
         self.critic = ArCHerLoss(

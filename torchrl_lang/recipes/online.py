@@ -23,6 +23,7 @@ from torchrl_lang.data import row_buffer
 from torchrl_lang.modules import MixedPolicy, UtteranceActor, ValueHead, save_language_model, with_frozen_states
 from torchrl_lang.modules.drawn_utterances import joined_rows
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, frozen_copy
+from torchrl_lang.modules.hugging_face import hidden_size
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
 from torchrl_lang.modules.sharding import all_gathered
@@ -107,7 +108,9 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     choose_weights(lm, options)
     heads = [run.model.heads.get(name) for name in ("state_value", "value")]  # the first is that of an agent
     found = (head for head in heads if isinstance(head, ValueHead))
-    value = next(found, None) or ValueHead(lm.config.hidden_size, normalize=getattr(options, "normalize_states", False))
+    value = next(found, None) or ValueHead(
+        hidden_size(lm.config), normalize=getattr(options, "normalize_states", False)
+    )
     control, longest = run.tokenizer.control, run.task.action_length
     make_policy = partial(UtteranceActor, actor, control, longest, temperature=options.temperature)
     seed = _ranks.own_seed(options.seed) if options.collector == "single" else None
@@ -282,8 +285,10 @@ class OnlineRun:
         drawn = _Drawn()
         chosen = self._draw(drawn, to_end)
         rows: Any = torch.cat(drawn.rows)  # typed as a tensor by torch
+        coef = self.kl.coef.detach().clone()  # of the penalty in the rewards of these games
         if self.learner.trains_policy(iteration):
             self.kl.update(rows)
+            coef = self.kl.coef.detach().clone() if _kl_weight(self.options) else coef  # the loss takes the new one
         if self.recorder is not None:
             self.recorder.record(iteration, torch.cat([each.rows for each in drawn.games]))
         try:
@@ -297,7 +302,7 @@ class OnlineRun:
         times = {"seconds_play": drawn.seconds, "seconds_learn": time.perf_counter() - began - drawn.seconds}
         times["seconds_processor"] = time.process_time() - busy
         # A loss may log a KL of its own as "kl"; the log shows that of the games.
-        found = learned | dict(self.learner.metrics()) | self._metrics(drawn.games, rows)
+        found = learned | dict(self.learner.metrics()) | self._metrics(drawn.games, rows) | {"kl_coef": coef}
         return found | {"learned_from": len(chosen)} | times
 
     def _draw(self, drawn: _Drawn, to_end: bool) -> TensorDictBase:
@@ -379,7 +384,6 @@ class OnlineRun:
         return engine | {
             "return": rows.get("raw_reward").sum(-1).mean(),
             "kl": rows.get("kl").sum(-1).mean(),
-            "kl_coef": self.kl.coef.detach().clone(),
             "games": len(rows),
             "staleness": sum(each.staleness * len(each.rows) for each in played) / len(rows),
             "too_old": sum(each.dropped for each in played),

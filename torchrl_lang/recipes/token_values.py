@@ -18,6 +18,7 @@ from torchrl_lang.functional import decision_mask, returns_to_go, shift_left, tu
 from torchrl_lang.modules import ValueHead, default_qvalue_head, qvalue_module, save_language_model, value_module
 from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, ValueGuidance
 from torchrl_lang.modules.heads import ActionValueHead
+from torchrl_lang.modules.hugging_face import hidden_size
 from torchrl_lang.modules.save import FEATURES_HEAD, VALUE_FEATURES_HEAD, language_model_of, saved_actor
 from torchrl_lang.objectives import BCQLoss, CQLLoss, ILQLLoss, OREOLoss, PsiLoss, QSFTLoss
 from torchrl_lang.objectives.values import QValueLoss
@@ -36,7 +37,7 @@ def build_loss(
     """The loss of ILQL, and the heads that it trains beside the language model of an actor."""
     qvalue, value = (
         default_qvalue_head(lm, normalize=options.normalize_states),
-        ValueHead(lm.config.hidden_size, normalize=options.normalize_states).to(lm.device),
+        ValueHead(hidden_size(lm.config), normalize=options.normalize_states).to(lm.device),
     )
     terms = loss_options(options, ILQLLoss, end_of_action=end_of_action)
     return ILQLLoss(actor, qvalue_module(qvalue), value_module(value), **terms), qvalue, value
@@ -178,7 +179,7 @@ def train_oreo(options: OREO) -> float:
     """OREO: a policy and its values, consistent on the paths of the data; see :func:`train_offline`."""
     start = begin(options, unchanged=True)
     reference, lm = start.reference(), start.model.lm
-    value = ValueHead(lm.config.hidden_size, normalize=options.normalize_states).to(lm.device)
+    value = ValueHead(hidden_size(lm.config), normalize=options.normalize_states).to(lm.device)
     terms = loss_options(options, OREOLoss, beta=options.reward_scale, actor_normalizer="action")
     loss = OREOLoss(start.policy(), value_module(value), reference, **terms)
     return start.train(options, loss, start.policy(method="greedy"), lambda folder: start.save(folder, value=value))

@@ -14,6 +14,7 @@ from torchrl_lang.modules import (
     qvalue_module,
     value_module,
 )
+from torchrl_lang.modules.hugging_face import hidden_size
 from torchrl_lang.objectives import CHAILoss, UtteranceILQLLoss
 from torchrl_lang.recipes.algorithms import CHAI, UtteranceILQL
 from torchrl_lang.recipes.load_run import RunDecoding
@@ -28,7 +29,7 @@ def train_chai(options: CHAI) -> float:
     start = begin(options, unchanged=True)
     start.actor.requires_grad_(False)
     lm = start.model.lm
-    qvalue = UtteranceQValueHead(lm.config.hidden_size, normalize=options.normalize_states).to(lm.device)
+    qvalue = UtteranceQValueHead(hidden_size(lm.config), normalize=options.normalize_states).to(lm.device)
     loss = CHAILoss(qvalue_module(qvalue), **loss_options(options, CHAILoss))
     policy = CHAIActor(start.policy(), loss.target_qvalue_network(), candidates=options.candidates)
 
@@ -60,7 +61,7 @@ def train_utterance_ilql(options: UtteranceILQL) -> float:
     """ILQL with one value for each utterance, which plays the best of some samples; see :func:`train_offline`."""
     start = begin(options)
     lm = start.model.lm
-    width = lm.config.hidden_size
+    width = hidden_size(lm.config)
     qvalue, value = (
         UtteranceQValueHead(width, normalize=options.normalize_states).to(lm.device),
         ValueHead(width, normalize=options.normalize_states).to(lm.device),

@@ -117,7 +117,8 @@ class RewardAdjustmentTransform(ActionTransform):
         """Update the controller with a batch that was adjusted before: steps with their ``"next"``, or rows.
 
         It gets the mean divergence: of a sequence where the data are rows or utterances, of an action where they are
-        steps. Steps that a collector padded (``("collector", "mask")``) are left out.
+        steps. Rows in which the agent wrote nothing and steps that a collector padded (``("collector", "mask")``) are
+        left out.
 
         Raises:
             KeyError: the batch has no divergence.
@@ -129,6 +130,8 @@ class RewardAdjustmentTransform(ActionTransform):
         batch_dims = tensordict.batch_dims
         total = kl.detach().flatten(batch_dims).sum(-1) if kl.ndim > batch_dims else kl.detach()
         real = tensordict.get(("collector", "mask"), None)
+        if real is None and self.mask_key is not None and (written := tensordict.get(self.mask_key, None)) is not None:
+            real = written.flatten(batch_dims).any(-1)
         total = total if real is None else total[real.reshape(total.shape)]
         if not total.numel():
             return
