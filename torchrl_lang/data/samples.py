@@ -163,7 +163,8 @@ def _ids(what: str, content: Any, forbidden: Sequence[int] = ()) -> tuple[int, .
     if ids.numel() and (ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool):
         raise ValueError(f"{what} must be a text or ids, int [L], got {shorten(content)}.")
     if bad := sorted({*ids.flatten().tolist()}.intersection(forbidden)):
-        raise ValueError(f"{what} contains the control tokens {bad}: give its own ids, a response up to its first end.")
+        advice = "leave them out, or cut a response at its first end"
+        raise ValueError(f"{what} contains the control tokens {bad}: {advice}.")
     return tuple(map(int, ids.flatten().tolist()))
 
 

@@ -132,7 +132,7 @@ def head_obstacle(lm: PreTrainedModel) -> str | None:
     """Why the logits of a model are not those of its linear head, in words; None if they are.
 
     Runs the model, as :func:`check_causal` does, with large numbers in place of what the head computes. A model that
-    cannot run where it is counts as plain where its configuration says nothing else.
+    cannot run where it is counts as one whose head is linear unless its configuration names a change.
     """
     head: Any = lm.get_output_embeddings()
     if head is None:

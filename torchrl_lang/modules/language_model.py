@@ -150,7 +150,9 @@ def load_causal_lm(
             ignore_mismatched_sizes=True,  # so that they are among the loading info
             **kwargs,
         )
-    _files.check_loaded_weights(folder, lm, info, remedy=REMEDY)
+    named = lm.config.architectures or [type(lm).__name__]
+    kind = f"its configuration names {named[0]}, give a causal language model"
+    _files.check_loaded_weights(folder, lm, info, remedy=REMEDY if type(lm).__name__ in named else kind)
     check_causal(lm)
     lm.name_or_path = lm.config.name_or_path = str(name_or_path)
     if tokenizer is not None:

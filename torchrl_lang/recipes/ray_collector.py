@@ -240,7 +240,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, port), timeout=10).close()
     except OSError as error:
-        given = "give HOST:PORT of its head, as `ray start --head` prints it, or auto"
+        given = "give HOST:PORT of its head, as `ray start --head` prints it, without ray://, or auto"
         raise ConnectionError(f"There is no Ray cluster at {address} ({error}): {given}.") from error
 
 

@@ -175,8 +175,8 @@ class KLDivergenceTransform(ReferenceTransform):
 
     Args:
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"exact"``.
-        direction: ``"reverse"``, ``KL(pi || ref)``, or ``"forward"``, ``KL(ref || pi)``, whose estimates are weighted
-            by ``rho`` as the actions come from the policy.
+        direction: ``"reverse"``, ``KL(pi || ref)``, or ``"forward"``, ``KL(ref || pi)``, whose estimates but
+            ``"k2"``'s are weighted by ``rho`` as the actions come from the policy.
         per: ``"token"``: the shape of the log-probability. ``"sequence"``: summed over all dimensions beyond the batch,
             ``[*B, 1]`` for rows and utterances.
         log_prob_key: the policy's log-probability; several keys (heads of a composite action) are summed.
