@@ -232,6 +232,8 @@ def test_parts_that_do_not_fit(tmp_path):
         with pytest.raises(ValueError, match="have another 'episode_step'"):
             writer.extend(steps[..., 1:20])  # not the first steps
         writer.extend(steps[..., :20])
+        with pytest.raises(ValueError, match=r"\[3, 2, 10\] at most, got \[3, 2, 20\]"):
+            writer.extend(steps[..., 20:40])
         with pytest.raises(ValueError, match="but those before had"):
             writer.extend(steps[..., 20:30].exclude("action_log_prob"))
 
