@@ -6,12 +6,16 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
+from torchrl.envs import TransformedEnv
 
 from tests.data.chat_templates import EXACT, FIRST_PROMPT_ONLY, chat_tokenizer, tokenizer_of
 from tests.rows import to_row
-from torchrl_lang.data import EpisodeRows, rows_from_rollout
+from torchrl_lang.data import EpisodeRows, generate_dataset, rows_from_rollout
 from torchrl_lang.envs import LongGameEnv, TextGameEnv, check_language_env
+from torchrl_lang.evaluation import play_games
+from torchrl_lang.recipes.tasks.base import play_in_terminal
 from torchrl_lang.text import CharTokenizer, from_row
+from torchrl_lang.transforms import LivingCost
 
 from .helpers import say_after
 
@@ -111,6 +115,31 @@ def test_collectors_continue_games_and_rows_are_whole(make):
         again = to_row(from_row(row, env.tokenizer), env.tokenizer, env.row_length)
         for key in ("tokens", "agent_mask", "token_reward"):
             assert torch.equal(again[key], row[key]), key
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_games_are_played_to_their_end(make, n):
+    """Each reward is the number of letters written: the return of a game is that of its 20 turns, in several rows."""
+    env = TransformedEnv(make(n), LivingCost(0.0))
+    letters, control = env.tokenizer.encode("ab"), env.tokenizer.control
+    say = TensorDictModule(
+        lambda tokens: torch.tensor([*letters, control.end_of_action, control.pad]).expand(*tokens.shape[:-1], 4),
+        in_keys=["tokens"],
+        out_keys=["action"],
+    )
+    records = play_games(env, say, games=5, seed=3)
+    assert records.terminated.all()
+    assert (records.turns.tolist(), records.returns.tolist()) == ([20] * 5, [40.0] * 5)
+    assert records.agent_tokens.tolist() == [60] * 5
+    assert not torch.equal(records.rows["tokens"][0], records.rows["tokens"][1])
+
+
+def test_a_person_plays_to_the_end_and_a_dataset_has_rows(tmp_path, capsys):
+    env = LongGameEnv(Walk, LETTERS, row_length=44, action_length=4, batch_size=[1], seed=0)
+    assert play_in_terminal(env, input_fn=lambda prompt: "ab") == 40
+    assert capsys.readouterr().out.count("The game is over") == 1
+    with pytest.warns(UserWarning, match="the first 4 rows that begin"):
+        generate_dataset(env, player(env), tmp_path / "rows", episodes=4, seed=0, progress=False)
 
 
 def test_the_rules_of_language_environments(make):

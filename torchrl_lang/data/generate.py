@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -27,7 +28,7 @@ from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.data.dataset import DISK_DTYPES, MANIFEST, DatasetWriter, RowDataset, load_dataset, write_dataset
 from torchrl_lang.data.replay import TrimRows
 from torchrl_lang.data.rollouts import EpisodeRows, episode_numbers, rows_at
-from torchrl_lang.schema import DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
+from torchrl_lang.schema import CONTINUED, DONE, RAW_REWARD, REWARD, TOKEN_REWARD, TOKENS
 from torchrl_lang.text.tokenizers import Tokenizer
 
 _NUMBER = "episode_number"
@@ -72,7 +73,7 @@ def generate_dataset(
         progress: show a progress bar with the mean return so far.
         reward_key: the step reward that ``token_reward`` sums to, as in
             :func:`~torchrl_lang.data.rows_from_rollout`. The default is the reward after the transforms of ``env``;
-            None keeps the environment's own token rewards.
+            None keeps the token rewards of the environment's rows, which transforms may have changed as well.
 
     Returns:
         The dataset, opened.
@@ -81,6 +82,9 @@ def generate_dataset(
         ValueError: ``episodes`` is below 1, or a divergence penalty was subtracted from the rewards.
         FileExistsError: ``folder`` exists.
     """
+    if CONTINUED in env.observation_spec.keys():
+        text = f"A game that is longer than a row has several: the dataset has the first {episodes} rows that begin."
+        warnings.warn(text, stacklevel=2)
     tokenizer = env.tokenizer if tokenizer is None else tokenizer
     source = f"{_name(policy)} in {_name(env)}" if source is None else source
     row_length = env.observation_spec[TOKENS].shape[-1]

@@ -93,8 +93,8 @@ def rows_from_rollout(
         keep: entries ``[*B, time, ...]`` of the last ``next`` observation to copy beside the row, ``[N, ...]``.
         reward_key: the step reward under ``"next"`` that ``token_reward`` sums to, turn by turn. The default is the
             transformed reward (for instance by ``RewardScaling``); if it differs from the sum of the environment's
-            token rewards of a turn, the difference is added to the turn's last token. None keeps the environment's own
-            token rewards.
+            token rewards of a turn, the difference is added to the turn's last token. None keeps the rows'
+            ``token_reward``, which transforms may have changed as well.
 
     Returns:
         A copy of the row entries, ``features``, ``features_mask`` and ``group`` if the environment has them,
@@ -345,8 +345,8 @@ class EpisodeRows:
             ``[*B, time, 1]``; they are scattered to the tokens' positions, ``[N, T]``. A mapping renames them.
         keep: entries ``[*B, time, ...]`` of the last ``next`` observation to copy beside the row.
         reward_key: the step reward that ``token_reward`` sums to, as in
-            :func:`~torchrl_lang.data.rows_from_rollout`. The default is the transformed reward; None keeps the
-            environment's own token rewards.
+            :func:`~torchrl_lang.data.rows_from_rollout`. The default is the transformed reward; None keeps
+            the rows' ``token_reward``.
         unfinished: what happens to an episode that is unfinished at the end of a batch. ``"wait"``: it continues in the
             next batch. With a collector that resets at each batch (``reset_at_each_iter=True``) no episode continues:
             ``"truncate"`` returns it marked truncated, ``"drop"`` drops it, which over-represents short episodes.

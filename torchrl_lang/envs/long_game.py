@@ -15,6 +15,7 @@ from torchrl_lang.envs.language_env import Reply, TaskState
 from torchrl_lang.envs.row_state import Utterance, complete_opening, complete_reply
 from torchrl_lang.envs.seeded_env import flags
 from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.schema import CONTINUED
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
 
@@ -42,8 +43,8 @@ class LongGameEnv(TextGameEnv):
     template writes it then. Its bootstrap state is the reply after the utterance as the agent wrote it.
 
     A reset without a ``_reset`` mask, or with game seeds, begins new games. ``max_turns`` and returns are those of a
-    row, not of a game. Rows that continue a game cannot be restored with ``set_state=True``, and begin unlike others:
-    there is no ``group_size``.
+    row, not of a game; :func:`~torchrl_lang.evaluation.play_games` adds those of a game's rows. Rows that continue a
+    game cannot be restored with ``set_state=True``, and begin unlike others: there is no ``group_size``.
 
     Args:
         window: number of tokens of the opening and the last turns that a new row begins with; default half of
@@ -100,10 +101,16 @@ class LongGameEnv(TextGameEnv):
         super().__init__(make_game, tokenizer, row_length=row_length, action_length=action_length, **options)
 
     def _task_observation_spec(self) -> dict[str, Any]:
-        return {**super()._task_observation_spec(), "continued": flags(self.batch_size, 1, self.device)}
+        return {**super()._task_observation_spec(), CONTINUED: flags(self.batch_size, 1, self.device)}
 
     def _task_observation(self, task: TaskState) -> Mapping[str, Tensor]:
-        return {**super()._task_observation(task), "continued": task["continued"][:, None]}
+        return {**super()._task_observation(task), CONTINUED: task["continued"][:, None]}
+
+    @property
+    def continues(self) -> Tensor:
+        """Whether the next reset of a row alone continues its game, bool ``[*B]``."""
+        rows = torch.arange(self.batch_size.numel()).apply_(lambda row: row in self._windows).bool()
+        return rows.reshape(self.batch_size).to(self.device)
 
     def _open(self, episode: Tensor, fresh: Tensor, options: TensorDictBase | None) -> tuple[Tensor, Tensor, TaskState]:
         is_new = options is None or "_reset" not in options.keys() or self._named(options, "game_seed") is not None

@@ -137,7 +137,7 @@ def summarize(
 
 def solved(records: GameRecords) -> Tensor:
     """Games that terminated without a penalty in the last turn, as in Wordle, bool ``[N]``."""
-    return records.terminated & (records.last_reward == 0)
+    return records.terminated & (records.last_reward >= 0)
 
 
 def unanswered(rows: TensorDictBase, control: ControlTokens) -> Tensor:

@@ -19,7 +19,17 @@ from torchrl_lang._random_stream import seeded_generators
 from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.hugging_face import eval_mode
-from torchrl_lang.schema import AGENT_MASK, DONE, REWARD, ROW_KEYS, TERMINATED, TRUNCATED, ControlTokens, entry
+from torchrl_lang.schema import (
+    AGENT_MASK,
+    CONTINUED,
+    DONE,
+    REWARD,
+    ROW_KEYS,
+    TERMINATED,
+    TRUNCATED,
+    ControlTokens,
+    entry,
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class GameRecords:
     """The results of ``N`` games, on the CPU. Game ``i`` is episode ``i`` of the environment's seed."""
 
     rows: TensorDict
-    """The final transcripts: the entries of a row, ``[N, T]``."""
+    """The final transcripts: the entries of a row, ``[N, T]``; of a game in several rows the last one."""
     returns: Tensor
     """float32 ``[N]``: undiscounted sum of rewards."""
     turns: Tensor
@@ -167,10 +177,14 @@ def _play_wave(
     while True:
         td = env.step(policy(td))
         record = _add_turn(record, td, live, keep)
-        live = live & ~td.get(("next", DONE)).reshape(n)
+        done = td.get(("next", DONE)).reshape(n)
+        again = live & done & env.continues.reshape(n) if CONTINUED in env.observation_spec.keys() else done & False
+        live = live & (~done | again)
         if not live.any():
             return TensorDict(record, batch_size=[n])[:wanted].cpu()
         td = step_mdp(td)
+        if again.any():
+            td = env.reset(td.set("_reset", again.reshape(td.get(DONE).shape)))
 
 
 def _add_turn(record: _Record, td: TensorDictBase, live: Tensor, keep: Sequence[str]) -> _Record:

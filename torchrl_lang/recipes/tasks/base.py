@@ -23,7 +23,7 @@ from torchrl_lang.envs import LanguageEnv
 from torchrl_lang.evaluation import GameRecords, KnownValues, Summary, format_transcript, play_games, summarize
 from torchrl_lang.evaluation.metrics import solved
 from torchrl_lang.recipes.options import DataOptions, PlayOptions
-from torchrl_lang.schema import ACTION, DONE, FEATURES, REWARD, ROW_KEYS
+from torchrl_lang.schema import ACTION, CONTINUED, DONE, FEATURES, REWARD, ROW_KEYS
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.chat_tokenizer import encode_action, padded_action
 
@@ -250,8 +250,11 @@ def play_in_terminal(
         print("\n".join(lines[shown:]))
         shown = len(lines)
         if bool(td[DONE].all()):
-            print(f"The game is over, return {total:g}.")
-            return total
+            if CONTINUED not in td.keys() or not env.continues.all():
+                print(f"The game is over, return {total:g}.")
+                return total
+            td = env.reset(td.set("_reset", td[DONE].clone()))
+            shown = len(format_transcript(td[0].select(*ROW_KEYS).cpu(), env.tokenizer).splitlines())
         tokens = _ask(env, input_fn)
         if tokens is None:
             return None
