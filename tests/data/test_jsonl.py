@@ -109,7 +109,7 @@ def test_a_damaged_line_is_one_line_in_the_error(tmp_path, letters, line):
         dataset_from_jsonl(path, tmp_path / "data", letters, 32)
     message = str(caught.value)
     assert message.startswith(f"{path} holds 1 bad line (line 3: ")
-    assert message.endswith("): fix them, or leave them out with on_error='skip'.")
+    assert message.endswith("): fix them, or leave them out with on_error='skip' (--on-error skip).")
     assert "\n" not in message
     assert len(message) < 600
     assert [file.name for file in tmp_path.iterdir()] == ["d.jsonl"]

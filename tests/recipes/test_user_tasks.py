@@ -181,7 +181,7 @@ def test_a_player_of_a_users_module_makes_the_data(home, capsys):
 
 def test_the_task_of_a_factory_travels(coins):
     """Workers get it as a pickle; they play in ``test_features.py``."""
-    task = load_run(coins / "run", find_task("my_package.coins:make_env")).task
+    task = load_run(coins / "run", "my_package.coins:make_env").task
     other = deepcopy(task)  # by the method that pickle uses
     assert other.notes() == task.notes()
     assert torch.equal(other.env(2, seed=5).reset()["tokens"], task.env(2, seed=5).reset()["tokens"])

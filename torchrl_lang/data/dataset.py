@@ -396,7 +396,7 @@ class DatasetWriter:
         with _files.write_folder(self.folder) as partial:
             # Under the writer's lock, so that no other process completes this dataset meanwhile.
             if self.folder.exists() and not self.overwrite:
-                raise FileExistsError(f"{self.folder} exists: give another folder, or overwrite=True to replace it.")
+                raise FileExistsError(f"{self.folder} exists: give another folder, or overwrite=True (--overwrite).")
             if not (self.folder / MANIFEST).exists():
                 _files.refuse_content(self.folder)
             (partial / ROWS).mkdir()

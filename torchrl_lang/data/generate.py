@@ -395,7 +395,7 @@ def generate_in_parts(
     """
     folder = Path(folder)
     if folder.exists() and not overwrite:
-        raise FileExistsError(f"{folder} exists: give another folder, or overwrite=True to replace the dataset.")
+        raise FileExistsError(f"{folder} exists: give another folder, or overwrite=True (--overwrite).")
     source = type(sampler).__name__ if source is None else source
     every = {**sampler.notes(), **(notes or {})}
     plan = {"games": games, "games_per_part": games_per_part, "seed": seed, "source": source, "notes": every}

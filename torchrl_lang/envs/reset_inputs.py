@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from torchrl_lang._files import shorten
 from torchrl_lang.envs.row_state import Rows
 from torchrl_lang.functional.decisions import utterance_ends
 from torchrl_lang.schema import ROW_KEYS, ControlTokens, check_row, missing_entry, refuse
@@ -53,7 +54,7 @@ def in_range(name: str, value: Tensor, fresh: Tensor, below: int) -> Tensor:
     """``value``, int64 ``[N]``, where ``fresh`` (bool ``[N]``), 0 elsewhere; all of it must lie in ``[0, below)``."""
     value = torch.where(fresh, value, 0)
     if ((value < 0) | (value >= below)).any():
-        raise ValueError(f"{name} must lie in [0, {below}), got {value.tolist()}.")
+        raise ValueError(f"{name} must lie in [0, {below}), got {shorten(value.tolist())}.")
     return value
 
 

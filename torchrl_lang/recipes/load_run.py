@@ -30,7 +30,7 @@ from torchrl_lang.recipes.algorithms.finished import BETAS
 from torchrl_lang.recipes.algorithms.online import OnlineOptions
 from torchrl_lang.recipes.algorithms.training import TrainingOptions, holds_model
 from torchrl_lang.recipes.records import described, held_out, read_options, results_of
-from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, task_from_notes
+from torchrl_lang.recipes.tasks import DIALOGUES, OWN_TASK, find_task, task_from_notes
 from torchrl_lang.recipes.tasks.base import Task, check_tokenizer
 from torchrl_lang.text import Tokenizer
 from torchrl_lang.text.messages import Dialogue
@@ -293,10 +293,11 @@ class FinishedRun:
         return dict(sorted(returns.items(), key=lambda item: -item[1]))
 
 
-def load_run(folder: str | Path, given: type[Task] | None = None, **kwargs: Any) -> FinishedRun:
+def load_run(folder: str | Path, given: type[Task] | str | None = None, **kwargs: Any) -> FinishedRun:
     """Open the folder of a finished run, whose task is of the class ``given`` if it is not registered.
 
-    A run that was trained on dialogues alone gets the games of ``given``, if any. ``kwargs`` are those of
+    ``"package.module:name"`` names the class, or an environment factory, which gets the options of the run. A run that
+    was trained on dialogues alone gets the games of ``given``, if any. ``kwargs`` are those of
     :func:`~torchrl_lang.modules.load_language_model`, such as ``dtype``.
 
     Raises:
@@ -305,6 +306,8 @@ def load_run(folder: str | Path, given: type[Task] | None = None, **kwargs: Any)
     """
     folder = Path(folder)
     notes = read_options(folder / "config.json").notes
+    if isinstance(given, str):
+        given = find_task(given, notes.get("options"))
     if notes.get("task") == DIALOGUES:
         games = None if given is None else given.without_notes()
     else:

@@ -51,6 +51,7 @@ def test_calls_in_both_forms():
     assert result(call("add", a=2, b=3)) == "5"
     assert result(f"  {call('add', a=2)}\n") == "3"  # a default
     assert result(f"Let me see. <tool_call>\n{call('add', a=2)}\n</tool_call>") == "3"
+    assert result(json.dumps({"name": "add", "arguments": '{"a": 2, "b": 3}'})) == "5"  # as text
     assert result(f"<tool_call>{call('add', a=2)}") == "3"  # the end may be cut, or be the end of the turn
     assert result('<tool_call>{"name": "look", "arguments": {"where": "up", "times": null}}</tool_call>') == (
         '{"where": "up", "times": null}'

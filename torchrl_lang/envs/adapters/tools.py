@@ -78,7 +78,8 @@ class Tools:
             known = ", ".join(self._functions) or "none"
             return f"Error: {fault or f'there is no tool {shorten(name)}, only {known}'}."
         try:
-            result = self._functions[name](**(arguments or {}))
+            given = json.loads(arguments) if isinstance(arguments, str) else arguments  # as text: OpenAI's form
+            result = self._functions[name](**(given or {}))
             return result if isinstance(result, str) else json.dumps(result, default=str)
         except ValidationError as error:
             wrong = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())

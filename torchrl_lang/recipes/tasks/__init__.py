@@ -143,6 +143,6 @@ def task_from_notes(notes: Mapping[str, Any], path: Path, given: type[Task] | No
         raise FileError(path, f"is about the task {shorten(name)}, not {given.name!r}", "give its own task")
     if given is None and name not in tuple(TASKS):  # it may be of any type
         found = f"is about the task {shorten(name)}, the recipes have {', '.join(TASKS)}"
-        raise FileError(path, found, f"if it is your own, give its code with --task {OWN_TASK}")
-    with file_errors(path, "holds no task", "restore the file, or make it again", ValueError):
+        raise FileError(path, found, f"if it is your own, give its code with --task {OWN_TASK}, or to load_run")
+    with file_errors(path, "holds no task", "restore the file, or give what it names", ValueError):
         return (given or task_class(str(name))).from_notes(notes)
