@@ -52,6 +52,8 @@ def test_by_hand():
     one.last_reward.fill_(-1.0)
     assert (summarize(one).return_error, summarize(one).win_error, summarize(one).win_rate) == (None, None, 0)
     assert "-6.00" in format_table([summarize(one)])
+    one.last_reward.fill_(1.0)
+    assert summarize(one).win_rate == 1
     with pytest.raises(ValueError, match="no games"):
         summarize(records([], [], []))
 

@@ -28,17 +28,18 @@ def test_environment_and_batch_agree(kind, batch):
     assert_allclose_td(stepped["next"], called["next"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch", [(3,), (1, 3)])
 @pytest.mark.parametrize("by_itself", [True, False])
-def test_reset_writes_zeros_and_partial_resets_leave_the_rest(by_itself):
+def test_reset_writes_zeros_and_partial_resets_leave_the_rest(by_itself, batch):
     """Also where TorchRL tells by a hook which rows of an environment have been reset."""
     transform, actor, _ = world.drifted(limit=1e6)
-    env = TransformedEnv(world.make_env("tanh-normal", (3,)), transform)
+    env = TransformedEnv(world.make_env("tanh-normal", batch), transform)
     keys = ("kl", "episode_kl", "ref_log_prob", "raw_reward")
     td = env.reset()
     assert all((td[key] == 0).all() for key in keys)
     with torch.no_grad():
         ahead = env.step(actor(td))["next"]
-    ahead["_reset"] = torch.tensor([[False], [True], [False]])
+    ahead["_reset"] = torch.tensor([False, True, False]).reshape(*batch, 1)
     before = ahead.clone()
     after = env.transform._reset_on_native_autoreset(ahead, ahead) if by_itself else env.reset(ahead)
     for key in keys:
