@@ -98,9 +98,9 @@ def _short_rows(model: PreTrainedModel) -> Tensor | None:
 
 
 def _of_short_rows(model: PreTrainedModel, tokens: Tensor) -> Any:
-    embedded = model.get_input_embeddings()
+    embedding = model.get_input_embeddings()
     with torch.no_grad(), eval_mode(model), torch.autocast(tokens.device.type, enabled=False):
-        return model(inputs_embeds=embedded(tokens), use_cache=False)
+        return model.forward(inputs_embeds=embedding(tokens), use_cache=False)  # hooks on the model are its caller's
 
 
 def trunk_obstacle(lm: PreTrainedModel) -> str | None:
