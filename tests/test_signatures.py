@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def signatures() -> list[str]:
     modules = [importlib.import_module(module_name(path)) for path in public]
     names = [(name, getattr(module, name)) for module in modules for name in getattr(module, "__all__", ())]
     tasks = [task_class(name) for name in TASKS]
-    own = [task for task in tasks if task.__module__.startswith("torchrl_lang.")]
+    own = filter(_is_of_package, tasks)
     presets = (f"preset {task.name} {key} {given}" for task in own for key, given in task.presets.items())
     return sorted({line for name, value in names for line in _of(name, value)} | {*_options(), *presets})
 
@@ -59,12 +60,18 @@ def _options() -> Iterator[str]:
         classes += kind.__subclasses__()
     for kind in set(classes):
         own = inspect.get_annotations(kind)
-        if kind.__module__.startswith("torchrl_lang.") and dataclasses.is_dataclass(kind):
+        if _is_of_package(kind) and dataclasses.is_dataclass(kind):
             for field in dataclasses.fields(kind):
                 if field.name in own:
                     default = "required" if field.default is dataclasses.MISSING else repr(field.default)
                     limits = " ".join(f"{key} {limit}" for key, limit in field.metadata.get("range", {}).items())
                     yield f"{kind.__name__} --{field.name} {default} {limits}".rstrip()
+
+
+def _is_of_package(kind: type[Any]) -> bool:
+    """Whether a class is the package's own, not that of a test or of an example in a docstring."""
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__.startswith("torchrl_lang.") and getattr(module, kind.__name__, None) is kind
 
 
 def test_nothing_stable_has_changed():
