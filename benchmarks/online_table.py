@@ -30,7 +30,6 @@ from torchrl_lang.recipes.algorithms import ALGORITHMS
 from torchrl_lang.recipes.algorithms.online import RatioOptions
 from torchrl_lang.recipes.compare import run_in_parallel
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.tasks import find_task
 
 
 class Task(NamedTuple):
@@ -168,7 +167,7 @@ def _result(out: Path) -> dict[str, Any]:
 def score(out: Path, path: Path, games: int, seed: int, own: str | None = None) -> dict[str, float]:
     """Mean returns of other games, sampled and greedy, and the share won, sampled; played once and read from a file."""
     if not path.exists():
-        finished = load_run(out, find_task(own) if own else None)
+        finished = load_run(out, own)
         ways = {"sampled": finished.policy(method="sample", seed=seed), "greedy": finished.policy(method="greedy")}
         played = {
             name: finished.task.evaluate(policy, games=games, seed=REPORT + seed)[0] for name, policy in ways.items()

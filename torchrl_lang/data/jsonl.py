@@ -267,9 +267,8 @@ class Source:
         count = f"{len(bad)} bad {self.item}{'s' * (len(bad) > 1)}"
         if on_error == "raise":
             least = "at least " * (len(bad) == _SHOWN)  # reading stopped here
-            raise self.error(
-                f"holds {least}{count} ({shown})", "fix them, or leave them out with on_error='skip' (--on-error skip)"
-            )
+            advice = "fix them, or leave them out with on_error='skip' (--on-error skip)"
+            raise self.error(f"holds {least}{count} ({shown})", advice)
         more = "; ..." if len(bad) > _SHOWN else ""
         warnings.warn(f"{count} of {self} skipped ({shown}{more}).", stacklevel=5)
 

@@ -178,7 +178,7 @@ def _play_wave(
         td = env.step(policy(td))
         record = _add_turn(record, td, live, keep)
         done = td.get(("next", DONE)).reshape(n)
-        again = live & done & env.continues.reshape(n) if CONTINUED in env.observation_spec.keys() else done & False
+        again = live & done & env.continues.reshape(n) if CONTINUED in td.keys() else done & False
         live = live & (~done | again)
         if not live.any():
             return TensorDict(record, batch_size=[n])[:wanted].cpu()

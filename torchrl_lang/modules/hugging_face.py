@@ -193,7 +193,7 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None]:
         >>> attention_windows(AutoConfig.for_model("gpt2"))
         {'full_attention': None}
     """
-    window, limit = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    window, limit = getattr(config, "sliding_window", None), positions(config)
     kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
     if window is not None and limit is not None and window >= limit:
         window = None

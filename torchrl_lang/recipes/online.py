@@ -108,9 +108,8 @@ def load_initial_policy(options: OnlineOptions) -> InitialPolicy:
     choose_weights(lm, options)
     heads = [run.model.heads.get(name) for name in ("state_value", "value")]  # the first is that of an agent
     found = (head for head in heads if isinstance(head, ValueHead))
-    value = next(found, None) or ValueHead(
-        hidden_size(lm.config), normalize=getattr(options, "normalize_states", False)
-    )
+    normalize = getattr(options, "normalize_states", False)
+    value = next(found, None) or ValueHead(hidden_size(lm.config), normalize=normalize)
     control, longest = run.tokenizer.control, run.task.action_length
     make_policy = partial(UtteranceActor, actor, control, longest, temperature=options.temperature)
     seed = _ranks.own_seed(options.seed) if options.collector == "single" else None
