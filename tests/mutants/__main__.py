@@ -27,6 +27,8 @@ PLACES = (
 )
 LIST = Path(__file__).with_name("list.txt")
 SIGNATURES = "tests/test_signatures.py"
+# Of the copy in which tests run. Without anything else, such as recorded results, tests would fail for all mutants.
+LEFT_OUT = (".git", ".venv*", ".*_cache", "runs", "_build", "__pycache__")
 HEAVY = ("torchrl.collectors", "torchrl.objectives", "transformers.models.gpt2.modeling_gpt2", "peft", "hypothesis")
 # Beside the tests of their own folder, which everything has (``schema.py`` has ``tests/test_schema.py``).
 ALSO = {
@@ -169,7 +171,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         tree = Path(scratch, "tree")
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "_build", "__pycache__", "results"))
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT))
         alive = []
         for number, (mutant, text) in enumerate(sample, 1):
             began = time.monotonic()
