@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.modules.toys import CONTROL, TOKENIZER, WIDTH, games, heads, rows
 from tests.processes import Program
+from torchrl_lang import _ranks
 from torchrl_lang.modules import (
     FeatureEmbedding,
     RowTokenActor,
@@ -27,7 +28,9 @@ from torchrl_lang.modules import (
     value_module,
     with_features,
 )
+from torchrl_lang.modules.sharding import SharedHeads, unshard
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
+from torchrl_lang.training import train_steps
 from torchrl_lang.transforms import frozen_copy
 
 K, CLOSE = 4, {"rtol": 1e-3, "atol": 2e-4}
@@ -136,6 +139,33 @@ def act(policies, twins, rank):
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
+def share_heads(mesh, rank):
+    """Value heads of which each process keeps a part learn as whole ones, also where one of them has no decision."""
+    batch = losses_read()
+    for key in ("agent_mask", "token_reward"):
+        batch[key][1::2] = 0
+    for name in ("ilql", "tied", "ppo"):
+        _ranks._place = (0, 1)
+        lm = model_of("gpt2")
+        loss, twin = (losses_over(model)[name] for model in (lm, copy.deepcopy(lm)))
+        for each in (loss, twin):
+            each.reduction = "mean"
+        list(train_steps(twin, lambda: batch, torch.optim.SGD(twin.parameters(), 0.1), steps=3))
+        _ranks._place = (rank, 2)
+        networks = [key for key in loss._modules if "value_network" in key]
+        heads = SharedHeads(loss, networks, mesh)
+        parts = set(heads.parts.values())
+        assert all(weight in parts for key in networks for weight in loss._modules[key].parameters())
+        assert not any(weight.untyped_storage().nbytes() for weight in heads.parts)
+        assert sum(part.to_local().numel() for part in parts) < 0.6 * sum(w.numel() for w in heads.parts)
+        list(train_steps(loss, lambda: batch[rank::2], torch.optim.SGD(loss.parameters(), 0.1), steps=3))
+        assert not any(weight.untyped_storage().nbytes() for weight in heads.parts)
+        unshard(keep=True)
+        for (key, weight), expected in zip(loss.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(weight, expected, msg=lambda m, key=key: f"{name} {key}: {m}")  # noqa: B023
+    _ranks._place = (0, 1)
+
+
 def refuse(mesh):
     """What cannot work says so."""
     batch, lm, tied = losses_read(), model_of("gpt2"), model_of("gpt2")
@@ -175,6 +205,7 @@ def main(rank):
             train(optimizers, losses, twin_losses, rank)
             number = None if kind == "gpt2" else 3
             act(policies[:number], twin_policies[:number], rank)
+    share_heads(mesh, rank)
     refuse(mesh)
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.recipes.commands import weights_of
 from tests.recipes.ranks import rows_of, run
@@ -20,7 +21,9 @@ SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--eval-games", "4"]
 STEPS = ["--batch-size", "25", "--optimizer", "adamw", "--steps", "6", "--log-every", "1", "--eval-every", "6"]
 ONLINE = ["--iterations", "4", "--games", "16", "--turns", "7", "--batch-size", "9", "--eval-every", "4"]
 ONLINE += ["--eval-games", "4", "--kl-horizon", "16", "--log-every", "1"]
+PPO = ["--value-warmup", "1", "--clip-heads"]
 RUNS = {name: (name, ALGORITHMS[name]) for name in ("bc", "ilql", "qsft", "kto", "oreo")}
+RUNS["ilql"] = ("ilql", [*ALGORITHMS["ilql"], "--ema-decay", "0.9", "--clip-heads"])
 RUNS["adapters"] = ("bc", ["--start", "bc", "--lora-rank", "2"])
 COMPARED = ("ilql", "qsft", "kto", "adapters")
 SHARDED = ("bc", "ilql", "qsft", "oreo", "adapters")
@@ -41,7 +44,7 @@ def walks(tmp_path_factory):
     for name in RUNS:
         assert main(command(folder, name, name)) == 0
     (folder / "games").mkdir()
-    assert_ended(run(["replay", folder / "games", *online(folder, "ppo", "ppo", "--value-warmup", "1")], number=1))
+    assert_ended(run(["replay", folder / "games", *online(folder, "ppo", "ppo", *PPO)], number=1))
     return folder
 
 
@@ -98,7 +101,7 @@ def test_what_cannot_be_shared_is_refused_in_one_line(walks):
 
 
 def test_two_processes_learn_from_games_what_one_does(walks):
-    assert_ended(run(["replay", walks / "games", *online(walks, "ppo", "ppo-2", "--value-warmup", "1")]))
+    assert_ended(run(["replay", walks / "games", *online(walks, "ppo", "ppo-2", *PPO)]))
     assert_same_curves(walks, "ppo", "ppo-2")
     figures = "return", "kl", "kl_coef", "games", "explained_variance", "loss_critic"
     one, two = (torch.tensor(rows_of(walks / run, *figures)) for run in ("ppo", "ppo-2"))
@@ -122,7 +125,7 @@ def test_each_process_plays_its_share(walks):
 
 def test_sharded_models_have_the_curve_of_whole_ones(walks, tmp_path):
     commands = [command(walks, name, f"{name}-shard", "--shard") for name in SHARDED]
-    replayed = online(walks, "ppo", "ppo-shard", "--value-warmup", "1", "--shard")
+    replayed = online(walks, "ppo", "ppo-shard", *PPO, "--shard")
     assert_ended(run(*commands, ["replay", walks / "games", *replayed]))
     for name in (*SHARDED, "ppo"):
         assert_same_curves(walks, name, f"{name}-shard")
@@ -132,7 +135,11 @@ def test_a_sharded_run_continues_whole_and_the_other_way_round(walks):
     resumed = command(walks, "ilql", "parts")
     assert_ended(run(["stop", "2", *resumed, "--shard"]), 143)
     (shards,) = walks.glob("parts/checkpoints/*/shards")
-    assert len(list(shards.iterdir())) == 2  # of each process its own
+    files = list(shards.iterdir())
+    assert len(files) == 2  # of each process its own
+    for file in files:
+        heads = [f"state/loss/{name}qvalue_network_params.module.out_weight" for name in ("", "target_")]
+        assert all(load_file(file)[name].numel() for name in heads)  # a part of each value head
     assert_ended(run(["stop", "4", *resumed], number=1), 143)
     assert_ended(run([*resumed, "--shard"]))
     assert_same_curves(walks, "ilql", "parts")

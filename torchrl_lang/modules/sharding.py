@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
+from tensordict import TensorDictParams
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 
 T = TypeVar("T")
@@ -119,9 +121,13 @@ def any_sharded() -> bool:
     return bool(_models)
 
 
-def all_gathered() -> AbstractContextManager[None]:
-    """Gather those models, see :func:`gathered`, so that one process may run them without the others."""
-    return gathered(list(_models))
+@contextmanager
+def all_gathered() -> Iterator[None]:
+    """Gather those models and heads, see :func:`gathered`, so that one process may run them without the others."""
+    with gathered(list(_models)), ExitStack() as stack:
+        for heads in _heads.values():
+            stack.enter_context(heads.gathered())
+        yield
 
 
 def unshard(*, keep: bool) -> None:
@@ -129,6 +135,8 @@ def unshard(*, keep: bool) -> None:
 
     Optimizers and others that hold the sharded parameters hold them still.
     """
+    while _heads:
+        _heads.popitem()[1].unshard(keep=keep)
     for model in list(_models):
         del _models[model]
         plain: dict[int, nn.Parameter] = {}  # tied weights stay tied
@@ -155,6 +163,131 @@ def _remove_hooks(table: dict[int, Any]) -> None:
     for key, hook in list(table.items()):
         if getattr(getattr(hook, "hook", hook), "__module__", "").startswith("torch.distributed.fsdp"):
             del table[key]
+
+
+# -- value heads -------------------------------------------------------------------------------------------------------
+
+
+class SharedHeads:
+    """Value heads of a loss, of whose weights each process keeps a part.
+
+    They are whole in a call of the loss and up to its backward pass, and while :func:`all_gathered` gathers them. The
+    networks hold their whole weights at all times, but the memory of these is freed in between, so modules over the
+    same memory, such as a policy's guidance, are whole with them. In between the loss has the parts as parameters,
+    which an optimizer trains and a checkpoint writes.
+
+    Args:
+        loss: its networks are shared out now.
+        names: of the networks, among its children: parameters by name, or modules.
+        mesh: of the processes.
+    """
+
+    def __init__(self, loss: nn.Module, names: Iterable[str], mesh: DeviceMesh) -> None:
+        self.parts: dict[Tensor, Any] = {}
+        """The part of each whole weight, a DTensor."""
+        self._mesh, self._uses, self._filled = mesh, 0, True
+        networks: dict[str, Any] = {name: loss._modules[name] for name in names}
+        functional = {name: params for name, params in networks.items() if isinstance(params, TensorDictParams)}
+        shared = {name: self._shared_form(params) for name, params in functional.items()}
+        for module in (networks[name] for name in networks.keys() - functional.keys()):
+            for weight in module.parameters():
+                self._part(weight)
+        # A module's weights are also those of other modules of the loss, such as an actor that writes values.
+        modules = (module for module in loss.modules() if not isinstance(module, TensorDictParams))
+        tables: list[dict[str, Any]] = [module._parameters for module in modules]
+        held = [(table, {name: w for name, w in table.items() if w in self.parts}) for table in tables]
+        self._whole: list[tuple[Any, Any]] = [(loss._modules, functional), *held]
+        self._shared: list[tuple[Any, Any]] = [(loss._modules, shared)]
+        self._shared += [(table, {name: self.parts[weight] for name, weight in own.items()}) for table, own in held]
+        self._hooks = [
+            loss.register_forward_pre_hook(lambda *_: self._begin()),
+            loss.register_forward_hook(lambda *_: self._end(keep=torch.is_grad_enabled()), always_call=True),
+        ]
+        _exchange(self._shared)
+        self._free()
+        _heads[loss] = self
+
+    def _shared_form(self, params: TensorDictParams) -> TensorDictParams:
+        return TensorDictParams(params.apply(self._part, filter_empty=False), no_convert=True)
+
+    def _part(self, whole: Tensor) -> Any:
+        if whole not in self.parts:
+            dim = max(range(whole.ndim), key=whole.shape.__getitem__)
+            part: Any = distribute_tensor(whole.detach(), self._mesh, [Shard(dim)], src_data_rank=None)
+            self.parts[whole] = nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
+        return self.parts[whole]
+
+    def _begin(self) -> None:
+        if not self._filled:
+            for whole, part in self.parts.items():
+                whole.untyped_storage().resize_(whole.numel() * whole.itemsize)
+                whole.data.copy_(whole_tensor(part.detach()))
+            self._filled = True
+        self._uses += 1
+        _exchange(self._whole)
+
+    def _end(self, *, keep: bool) -> None:
+        self._uses -= 1
+        if not self._uses:
+            _exchange(self._shared)
+            if not keep:
+                self._free()
+
+    def _free(self) -> None:
+        self._filled = False
+        for whole in self.parts:
+            whole.untyped_storage().resize_(0)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Whole weights inside a ``with`` block; what is written into them there, by all processes alike, stays."""
+        self._begin()
+        try:
+            yield
+        finally:
+            for whole, part in self.parts.items():
+                local_part(part.detach()).copy_(local_part(sharded_like(part, whole.detach())))
+            self._end(keep=False)
+
+    def share_gradients(self) -> None:
+        """Give the parts the gradients of the whole weights, which must be equal in all processes, and free these."""
+        for whole, part in self.parts.items():
+            if whole.grad is not None:
+                part.grad, whole.grad = sharded_like(part, whole.grad), None
+        self._free()
+
+    def unshard(self, *, keep: bool) -> None:
+        """Give the loss its whole weights again, which are lost in this process unless it ``keep``-s them."""
+        for hook in self._hooks:
+            hook.remove()
+        self._begin()
+        if not keep:
+            self._free()
+
+
+def _exchange(entries: list[tuple[Any, Any]]) -> None:
+    for table, values in entries:
+        table.update(values)
+
+
+_heads: WeakKeyDictionary[nn.Module, SharedHeads] = WeakKeyDictionary()  # by their losses
+
+
+def parts_of(module: nn.Module) -> nn.Module:
+    """The parameters that train of a module: its own, or their parts in this process where heads are shared."""
+    parts = {whole: part for heads in _heads.values() for whole, part in heads.parts.items()}
+    return nn.ParameterList(parts.get(weight, weight) for weight in module.parameters()) if parts else module
+
+
+def whole_weights() -> list[nn.Parameter]:
+    """The whole weights of shared heads, which have their gradients until :func:`share_gradients`."""
+    return [weight for heads in _heads.values() for weight in heads.parts if isinstance(weight, nn.Parameter)]
+
+
+def share_gradients() -> None:
+    """See :meth:`SharedHeads.share_gradients`; nothing in a single process."""
+    for heads in _heads.values():
+        heads.share_gradients()
 
 
 # -- whole tensors -----------------------------------------------------------------------------------------------------

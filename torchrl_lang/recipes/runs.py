@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -24,7 +25,16 @@ from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, HeldActor, fingerprint
 from torchrl_lang.modules.frozen.frozen_states import block_list
 from torchrl_lang.modules.save import language_model_of
-from torchrl_lang.modules.sharding import all_gathered, any_sharded, local_part, shard, unshard, whole_tensor
+from torchrl_lang.modules.sharding import (
+    SharedHeads,
+    all_gathered,
+    any_sharded,
+    local_part,
+    parts_of,
+    shard,
+    unshard,
+    whole_tensor,
+)
 from torchrl_lang.modules.trunk import trunk_of
 from torchrl_lang.objectives.networks import frozen_target
 from torchrl_lang.recipes.algorithms.training import LoopOptions, TrainingOptions
@@ -79,6 +89,8 @@ def open_run(
 
 _TARGET = "target_actor_network_params"
 """The target model of Q-SFT, of which each process has its part if models are sharded."""
+_HEADS = re.compile("(target_)?q?value_network(_params)?")
+"""The names of a loss's value heads."""
 
 
 def by_first(evaluate: Callable[[], T], loss: LossModule) -> T:
@@ -93,10 +105,7 @@ def by_first(evaluate: Callable[[], T], loss: LossModule) -> T:
 
 
 def shard_models(loss: LossModule, *others: HeldActor) -> None:
-    """Shard the language models of a loss, of its reference and of other actors over the processes.
-
-    Value heads stay whole, and their gradients are averaged.
-    """
+    """Shard the language models of a loss, its heads, those of its reference and of other actors over the processes."""
     mesh = init_device_mesh(next(loss.parameters()).device.type, (_ranks.size(),))
     held = [actor for actor in (getattr(loss, "reference", None), *others) if actor is not None]
     for actor in held:
@@ -107,10 +116,12 @@ def shard_models(loss: LossModule, *others: HeldActor) -> None:
             _shard_actor(actor, mesh)
     if _TARGET in loss._modules:
         loss._modules[_TARGET] = frozen_target(loss.actor_network_params)
+    if heads := [name for name in loss._modules if _HEADS.fullmatch(name)]:
+        SharedHeads(loss, heads, mesh)
 
 
-class _ShardedTarget:
-    """Moves the target model of Q-SFT, whose weights are sharded: TorchRL's updaters take no such weights."""
+class _ShardedTargets:
+    """Moves target networks whose weights are sharded: TorchRL's updaters take no such weights."""
 
     def __init__(self, loss: LossModule, tau: float) -> None:
         self.loss, self.tau = loss, tau
@@ -119,9 +130,10 @@ class _ShardedTarget:
     @torch.no_grad()
     def step(self) -> None:
         """Step as :class:`~torchrl.objectives.SoftUpdate` does."""
-        target: Any = self.loss._modules[_TARGET]
-        for key, source in self.loss.actor_network_params.items(True, True):
-            local_part(target.get(key)).lerp_(local_part(source.data), self.tau)
+        for name, target in self.loss._modules.items():
+            if name.startswith("target_"):
+                for key, source in getattr(self.loss, name.removeprefix("target_")).items(True, True):
+                    local_part(target.get(key)).lerp_(local_part(source.data), self.tau)
 
 
 def _shard_actor(actor: ProbabilisticTensorDictSequential, mesh: DeviceMesh) -> None:
@@ -137,11 +149,16 @@ def _shard_actor(actor: ProbabilisticTensorDictSequential, mesh: DeviceMesh) -> 
 def _updater(loss: LossModule, tau: float | None) -> Any:
     if tau is None:
         return None
-    return _ShardedTarget(loss, tau) if _TARGET in loss._modules and any_sharded() else SoftUpdate(loss, tau=tau)
+    return _ShardedTargets(loss, tau) if any_sharded() else SoftUpdate(loss, tau=tau)
 
 
 def make_optimizer(
-    options: TrainingOptions, loss: LossModule, steps: int, *others: HeldActor, **settings: Any
+    options: TrainingOptions,
+    loss: LossModule,
+    steps: int,
+    *others: HeldActor,
+    rates: Sequence[tuple[nn.Module, float]] = (),
+    **settings: Any,
 ) -> tuple[Optimizer, LRScheduler]:
     """The optimizer, and its schedule of warmup and decay over ``steps`` steps.
 
@@ -154,7 +171,7 @@ def make_optimizer(
         remedy = "train adapters (--lora-rank), or give --dtype float32 --bf16"
         warnings.warn(f"Weights that train in bfloat16 lose updates below .2 % of their size: {remedy}.", stacklevel=2)
     make = muon_adamw if options.optimizer == "muon" else adamw
-    optimizer = make(loss, options.lr, **settings)
+    optimizer = make(loss, options.lr, rates=[(parts_of(module), rate) for module, rate in rates], **settings)
     warmup = min(options.warmup, steps // 10)
     return optimizer, warmup_cosine(optimizer, steps, warmup=warmup, final=options.final_lr)
 
@@ -180,6 +197,7 @@ def finish(
     save: Callable[[Path], Any],
     *,
     unit: str,
+    average: WeightAverage | None = None,
     describe: Callable[[float], str] = "mean return {:.2f}".format,
 ) -> float:
     """Save the best checkpoint as the run's model, the last one if none has the metric. Returns the best metric or NaN.
@@ -189,6 +207,7 @@ def finish(
         checkpoints: of the run.
         save: writes the restored model to a folder.
         unit: of the checkpoints' steps.
+        average: of the weights, which takes their place.
         describe: the best metric in words.
     """
     if _ranks.is_first():
@@ -199,6 +218,8 @@ def finish(
     chosen = f"best at {unit} {best}, {describe(found)}"
     if best is None:
         chosen = f"last checkpoint at {unit} {checkpoints.restore()}, as no figure was measured to choose by"
+    if average is not None:
+        average.apply()
     model = options.out / "model"
     unshard(keep=_ranks.is_first())
     if _ranks.is_first():
@@ -313,7 +334,7 @@ def train_and_evaluate(
         scheduler=scheduler,
         target_updater=updater,
         max_grad_norm=options.max_grad_norm,
-        clip_apart=[module for module, _ in rates] if getattr(options, "clip_heads", False) else (),
+        clip_apart=[parts_of(module) for module, _ in rates] if getattr(options, "clip_heads", False) else (),
         autocast=torch.bfloat16 if options.bf16 else None,
         finite=finite,
     )
@@ -340,9 +361,4 @@ def train_and_evaluate(
             if stops:
                 break
 
-    def save_chosen(folder: Path) -> None:
-        if average is not None:
-            average.apply()
-        save(folder)
-
-    return finish(options, checkpoints, save_chosen, unit="step", describe=describe)
+    return finish(options, checkpoints, save, unit="step", average=average, describe=describe)

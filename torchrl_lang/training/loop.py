@@ -16,7 +16,7 @@ from torchrl.objectives import TargetNetUpdater
 
 from torchrl_lang import _ranks
 from torchrl_lang._checks import check_options
-from torchrl_lang.modules.sharding import whole_tensor
+from torchrl_lang.modules.sharding import share_gradients, whole_tensor, whole_weights
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck, mean_figures
 
@@ -117,7 +117,8 @@ def train_steps(
             (loss / accumulate).backward()
             scalars = {str(key): value.detach().reshape(()) for key, value in losses.items() if value.numel() == 1}
             parts.append(scalars | {"loss": loss.detach()})
-        _ranks.average_gradients(parameters)
+        _ranks.average_gradients([*parameters, *whole_weights()])
+        share_gradients()
         figures = _ranks.mean_figures(parts[0] if accumulate == 1 else mean_figures(parts))
         if max_grad_norm is not None:
             figures[GRAD_NORM] = _clip(together, max_grad_norm)
@@ -142,7 +143,8 @@ def _clip(parameters: list[Tensor], limit: float) -> Tensor:
     if not parts[1]:
         return nn.utils.clip_grad_norm_(parameters, limit).detach()
     grads = [[p.grad for p in part if p.grad is not None] for part in parts]  # torch does not mix the two kinds
-    norm = torch.stack([whole_tensor(nn.utils.get_total_norm(each)) for each in grads if each]).norm()
+    norms = [whole_tensor(nn.utils.get_total_norm(each)) for each in grads if each]
+    norm = torch.stack(norms).norm() if norms else torch.zeros(())  # in a value warmup the policy has no gradient
     for part in parts:
         nn.utils.clip_grads_with_norm_(part, limit, norm)
     return norm

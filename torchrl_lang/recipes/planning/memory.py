@@ -68,8 +68,8 @@ def trained_bytes(plan: Plan) -> float:
 
 
 def gradient_bytes(plan: Plan) -> float:
-    """``b`` a trained weight, in its dtype; value heads in float32. FSDP shares out those of the model."""
-    return trained_bytes(plan) * _copies(plan) / plan.sharded + 4 * head_weights(plan)
+    """``b`` a trained weight, in its dtype; value heads in float32. FSDP shares them out."""
+    return (trained_bytes(plan) * _copies(plan) + 4 * head_weights(plan)) / plan.sharded
 
 
 def optimizer_bytes(plan: Plan) -> float:
@@ -78,7 +78,7 @@ def optimizer_bytes(plan: Plan) -> float:
     if plan.optimizer == "muon" and plan.lora_rank is None:
         numbers -= plan.trained_layers * plan.shape.matrices
     b = BYTES.get(plan.optimizer_dtype, plan.weight_bytes if plan.lora_rank is None else 4.0)
-    return b * numbers / plan.sharded + BYTES.get(plan.optimizer_dtype, 4.0) * 2 * head_weights(plan)
+    return (b * numbers + BYTES.get(plan.optimizer_dtype, 4.0) * 2 * head_weights(plan)) / plan.sharded
 
 
 def _copies(plan: Plan) -> int:
@@ -94,9 +94,9 @@ def target_bytes(plan: Plan) -> float:
     shape, b, heads = plan.shape, plan.weight_bytes, 4 * target_head_weights(plan)
     trunk = model_bytes(plan) - (0 if shape.tied else b * shape.table)
     if plan.method.critic:
-        return (trained_bytes(plan) + trunk) / plan.sharded + heads
+        return (trained_bytes(plan) + trunk + heads) / plan.sharded
     model = model_bytes(plan) + (b * shape.table if shape.tied else 0)
-    return heads + (model / plan.sharded if plan.method.target_model else 0)
+    return (heads + plan.method.target_model * model) / plan.sharded
 
 
 def reference_bytes(plan: Plan) -> float:
@@ -115,12 +115,13 @@ def reference_bytes(plan: Plan) -> float:
 
 
 def gathered_bytes(plan: Plan) -> float:
-    """FSDP gathers the tables, which stay for the heads, and two blocks; with their gradients."""
+    """FSDP gathers the tables, which stay for the heads, two blocks, and all value heads; with their gradients."""
     if plan.sharded == 1:
         return 0.0
+    values = 4.0 * (2 * head_weights(plan) + target_head_weights(plan))
     shape, tables = plan.shape, plan.shape.table * (1 if plan.shape.tied else 2)
     gradients = (tables + shape.block) * plan.compute_bytes if plan.lora_rank is None else 0
-    return (tables + 2 * shape.block) * plan.compute_bytes + gradients
+    return (tables + 2 * shape.block) * plan.compute_bytes + gradients + values
 
 
 def kept_bytes(plan: Plan) -> float:
@@ -246,7 +247,7 @@ def by_part(plan: Plan) -> Memory:
     """All parts of the memory."""
     return Memory(
         weights=model_bytes(plan) / plan.sharded,
-        value_heads=4.0 * head_weights(plan),
+        value_heads=4.0 * head_weights(plan) / plan.sharded,
         targets=target_bytes(plan),
         reference=reference_bytes(plan),
         optimizer=optimizer_bytes(plan),
@@ -275,14 +276,15 @@ def learning_peak(plan: Plan) -> float:
 
 
 def acting_peak(plan: Plan) -> float:
-    """The most bytes while games are played: the whole model, which FSDP gathers, and logits of a token, ``12 V``.
+    """The most bytes while games are played: all weights, which FSDP gathers, and logits of a token, ``12 V``.
 
     Under autocast also half-precision copies of the weights.
     """
     if not plan.online:
         return 0.0
     parts = by_part(plan)
-    whole = 0.0 if plan.shard == "no" else plan.shape.parameters * plan.compute_bytes
+    whole = plan.shape.parameters * plan.compute_bytes + 4.0 * (head_weights(plan) + target_head_weights(plan))
+    whole *= plan.shard != "no"
     return parts.resident + whole + _copied_bytes(plan) + 12.0 * plan.shape.vocab * plan.played
 
 

@@ -308,14 +308,15 @@ def summed_bytes(plan: Plan) -> float:
 def communication_bytes(plan: Plan) -> float:
     """A GPU sends ``2 (G - 1) / G`` of the gradients in a step.
 
-    With FSDP for each batch the weights twice, forward and backward, and the gradients once.
+    With FSDP for each batch the weights twice, forward and backward, and the gradients once; value heads once a step.
     """
     share = (plan.gpus - 1) / plan.gpus
     heads = 2 * share * 4.0 * memory.head_weights(plan)
     if plan.shard == "no":
         return 2 * share * memory.trained_bytes(plan) + heads
     weights = plan.shape.parameters * plan.compute_bytes
-    return share * plan.accumulate * (2 * weights + memory.trained_bytes(plan)) + heads
+    gathered = share * 4.0 * (memory.head_weights(plan) + memory.target_head_weights(plan))
+    return share * plan.accumulate * (2 * weights + memory.trained_bytes(plan)) + heads + gathered
 
 
 class Step(NamedTuple):
