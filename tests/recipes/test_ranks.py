@@ -26,7 +26,7 @@ RUNS = {name: (name, ALGORITHMS[name]) for name in ("bc", "ilql", "qsft", "kto",
 RUNS["ilql"] = ("ilql", [*ALGORITHMS["ilql"], "--ema-decay", "0.9", "--clip-heads"])
 RUNS["adapters"] = ("bc", ["--start", "bc", "--lora-rank", "2"])
 COMPARED = ("ilql", "qsft", "kto", "adapters")
-SHARDED = ("bc", "ilql", "qsft", "oreo", "adapters")
+SHARDED = ("bc", "ilql", "qsft", "oreo", "kto", "adapters")
 
 
 def command(folder, name, out, *more):

@@ -401,14 +401,16 @@ class KTOLoss(PreferenceLoss):
         if not isinstance(self.baseline, str):
             return l.new_tensor(self.baseline)
         rows = counts.nonzero().squeeze(-1)
-        if self.baseline == "rows" or not len(rows):  # models may fail on empty batches
+        if self.baseline == "rows" or not len(counts):  # models may fail on empty batches
             return masked_mean(l, counts).clamp_min(0)
+        found = bool(len(rows))
+        rows = rows if found else rows.new_zeros(1)  # processes that share a model all make the pass
         trunk, features = self.scorer.trunk, batch.features if self._reads_features else None
         limit = None if trunk is None else trunk.room(0 if features is None else features.places)
         other = mismatched(batch, rows, rows.roll(-1), limit=limit)
         log_prob = self._log_prob(self.scorer, other, self.scorer.states(other))
         ratio = other.at_decisions(log_prob - self._ref_log_prob(other)).sum(-1)
-        return masked_mean(ratio, torch.ones_like(ratio, dtype=torch.bool)).clamp_min(0)
+        return masked_mean(ratio, torch.full_like(ratio, found, dtype=torch.bool)).clamp_min(0)
 
 
 def mismatched(batch: TransitionBatch, first: Tensor, second: Tensor, *, limit: int | None = None) -> DecisionBatch:

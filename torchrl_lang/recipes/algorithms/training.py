@@ -147,8 +147,8 @@ PRETRAINED: Mapping[str, Any] = {
     "eval_every": None,  # that of a task is for longer runs
 }
 _ADAPTERS_LR = 1e-3
-_UNSHARDED = ("kto", "archer", "chai")
-"""Algorithms whose number of passes depends on the rows of a process, or that have further models."""
+_UNSHARDED = ("archer", "chai")
+"""Algorithms that have further models."""
 
 
 @dataclass(frozen=True, kw_only=True)
