@@ -52,6 +52,8 @@ def test_by_hand():
     one.last_reward.fill_(-1.0)
     assert (summarize(one).return_error, summarize(one).win_error, summarize(one).win_rate) == (None, None, 0)
     assert "-6.00" in format_table([summarize(one)])
+    short = records([-1.0], [1], [True])
+    assert summarize(short, invalid=lambda games: games.turns).invalid_rate == 1
     one.last_reward.fill_(1.0)
     assert summarize(one).win_rate == 1
     with pytest.raises(ValueError, match="no games"):

@@ -55,6 +55,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
         ({"rows": 10**30}, "64 bits"),
         ({"rows": ...}, 'has no field "rows"'),
         ({"further": 1}, 'has the unknown field "further"'),
+        ({"x" * 81: 1}, f'has the unknown field "{"x" * 80}"'),
         ({"entries": {"a": {"dtype": "bool", "shape": [3, "8"]}}}, "has '8' as \"entries.a.shape.1\""),
         ({"entries": {"a": {"dtype": "bool", "shape": [4]}}}, "does not describe 'a' as an entry of 3 rows"),
         ({"format": "words"}, "has format 'words', but this release reads format 'rows'"),

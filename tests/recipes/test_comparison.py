@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from tests.recipes.commands import refused
 from torchrl_lang._files import FileError
 from torchrl_lang.evaluation import Summary
+from torchrl_lang.recipes import demo
 from torchrl_lang.recipes.compare import CHOICE, REPORT, Row, TrainedPlayer, compared, decodings, format_rows
 from torchrl_lang.recipes.demo_options import ComparisonOptions
 from torchrl_lang.recipes.load_run import load_run
@@ -100,3 +104,15 @@ def test_a_folder_that_is_not_there_is_an_error(demo, tmp_path, capsys):
     assert "mistyped" in refused(capsys, demo, "--out", tmp_path / "out", "--folder", tmp_path / "mistyped")
     assert not (tmp_path / "mistyped").exists()
     assert not list((tmp_path / "out").glob("*.json")), "the corrected command can use the folder"
+
+
+def test_the_game_that_the_demo_draws_is_the_one_closest_to_the_mean_lengths(monkeypatch):
+    turns = {"BC, sampled at 1": [2, 4, 3], "BC, greedy": [6, 4, 2], "ILQL": [1, 3, 5]}  # means 3, 4, 3
+    games = {
+        name: SimpleNamespace(turns=torch.tensor(each), returns=-torch.tensor(each)) for name, each in turns.items()
+    }
+    part, drawn, panels = SimpleNamespace(records=games, best=lambda name: "BC, greedy", ilql="ILQL"), [], [Mock()] * 3
+    monkeypatch.setattr(demo, "_draw_game", lambda panel, records, game: drawn.append(game))
+    demo.draw_tiles(part, panels)
+    assert drawn == [1, 1, 1]
+    assert panels[0].set_title.call_args.args == ("ILQL: return -3",)

@@ -223,6 +223,9 @@ def test_saved_and_loaded():
     for change, found in (({"further": 1}, 'has the unknown field "further"'), ({"opening": 1}, 'has 1 as "opening"')):
         with pytest.raises(ValueError, match=f"The row format {found}"):
             RowFormat.from_config(row_format.config() | change)
+    config = ChatTokenizer(tokenizer_of(EXACT["chatml"]), row_format).config()
+    with pytest.raises(ValueError, match=r"cannot be padded with any of \"\['user'\]\""):
+        ChatTokenizer.from_config(config | {"pad": "user"})
 
 
 def test_a_last_message_in_unusual_tokens_is_read_without_the_strings_around_it():

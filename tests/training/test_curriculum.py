@@ -54,8 +54,11 @@ def test_weights_of_a_curriculum_by_hand():
     torch.testing.assert_close(curriculum.weights(), (1 - FLOOR) * found / found.sum() + FLOOR / 3)
     drawn = torch.bincount(env.reset()["tokens"][:, 1], minlength=3) / 300
     assert (drawn - curriculum.weights()).abs().max() < 0.12  # 150 groups: three standard errors
-    curriculum.update(rows_of(env, lambda place: torch.full((300,), 5.0)))
-    assert curriculum.weights()[0] > 1 / 3  # earlier returns fade, but slowly
+    rows = rows_of(env, lambda place: torch.full((300,), 5.0))
+    curriculum.update(rows)
+    kept, more = 0.9 * float(number[0]), int((rows["tokens"][:, 1] == 0).sum())  # earlier returns count less
+    total, square = kept / 2 + 5 * more, kept / 2 + 25 * more
+    assert curriculum.state_dict()["sums"][:, 0].tolist() == pytest.approx([kept + more, total, square])
 
 
 def test_a_group_begins_alike_although_the_weights_change_and_after_loading():

@@ -14,7 +14,12 @@ from torchrl.modules import Actor, TanhDelta
 from tests.transforms.world import drift, make_actor, make_env, steps_of
 from torchrl_lang import transforms
 from torchrl_lang.modules import LanguageActor
-from torchrl_lang.transforms import KLConstrainedTransform, KLDivergenceTransform, ReferenceModelLogProbTransform
+from torchrl_lang.transforms import (
+    KLConstrainedTransform,
+    KLDivergenceTransform,
+    ReferenceModelLogProbTransform,
+    references,
+)
 from torchrl_lang.transforms.language_references import as_policy, as_reference
 
 
@@ -48,6 +53,11 @@ def test_a_missing_entry_is_named(transform, lacks, message):
     data = TensorDict({key: value for key, value in STEP.items() if key != lacks}, batch_size=[2])
     with pytest.raises(KeyError, match=message):
         transform(data)
+
+
+def test_keys_of_an_actor_without_a_distribution_of_its_own():
+    assert references._keys_of_actor([], None).action == ("action",)
+    assert references._keys_of_actor([], ["move", "speech"]).action == ("move", "speech")
 
 
 def test_a_wrong_order_is_found_when_the_environment_is_built():

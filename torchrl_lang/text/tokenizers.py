@@ -266,7 +266,7 @@ def word_tokenizer(
         found.update(text)
         known |= characters(text)
         count.update(_PIECE.findall(text))
-    words = sorted(piece for piece, times in count.items() if times >= min_count and len(piece) > 1 and piece.isascii())
+    words = sorted(piece for piece, times in count.items() if times >= min_count and piece.isascii())
     unknown = unknown or not found.issubset({*PLAIN, *symbols})
     further = sorted(known) if unknown else []
     return CharTokenizer.from_alphabet(list(dict.fromkeys([*PLAIN, *words, *symbols, *further])), unknown=unknown)

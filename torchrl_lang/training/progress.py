@@ -87,7 +87,7 @@ class Progress:
         speed = (self._done - self._start) / max(now - self._began, 1e-9)
         share = 100 * self._done // max(self.total, 1)
         parts = [f"{self._done}/{self.total} {self.unit}", f"{share} %", f"{speed:.3g} {self.unit}/s"]
-        if 0 < self._done < self.total and speed:
+        if self._done < self.total and speed:
             parts.append(f"{tqdm.format_interval((self.total - self._done) / speed)} left")
         self._write(f"{self.label}: " + ", ".join([*parts, *figures]))
 

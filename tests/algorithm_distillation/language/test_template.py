@@ -11,6 +11,7 @@ from torchrl_lang.algorithm_distillation.language import (
     steps_to_text,
     template_tokenizer,
 )
+from torchrl_lang.algorithm_distillation.language.step_rows import StepTokens
 from torchrl_lang.algorithm_distillation.language.template import TokenKind, parse_steps
 from torchrl_lang.schema import check_row
 from torchrl_lang.text import word_tokenizer
@@ -118,6 +119,13 @@ ORDER, TWICE = "A pattern has words and", "could be read in two ways"
 def test_templates_that_could_not_be_read_back_raise(rest, reward, message):
     with pytest.raises(ValueError, match=message):
         StepTemplate("{observation} {action} " + rest, NUMBER, MOVE, reward)
+
+
+def test_an_action_of_several_tokens_is_refused():
+    template = StepTemplate("spelled", [Quantizer(range(3))], Quantizer([0, 1], ["go", "stay"]), Quantizer([0]))
+    assert len(StepTokens(template, word_tokenizer(["to go", "to stay"])).action_words()[0]) == 2
+    with pytest.raises(ValueError, match="A word of the action is several tokens"):
+        StepTokens(template, word_tokenizer(["to go"])).action_words()
 
 
 def test_a_row_worked_out_by_hand(generator):
