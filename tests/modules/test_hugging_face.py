@@ -9,11 +9,13 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2LMHeadModel
 
-from tests.modules.toys import CONTROL, WIDTH, rows, sliding_lm, tiny_lm
+from tests.modules.toys import CONTROL, WIDTH, games, rows, sliding_lm, tiny_lm
 from torchrl_lang import modules
 from torchrl_lang.modules.hugging_face import _checked, check_causal
+from torchrl_lang.modules.save import language_model_of
+from torchrl_lang.objectives import BCLoss
 
 SHAPE = {"vocab_size": 12, "layers": 1, "width": 16, "heads": 2, "max_length": 20}
 
@@ -56,8 +58,6 @@ SIZES = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 3, "num_atten
 PICTURES = {**SIZES, "image_size": 28, "patch_size": 14}
 OTHERS = {
     "roberta": ({"is_decoder": True}, "Linear does not read the last states of RobertaModel"),
-    "recurrent_gemma": ({}, "changes the logits"),
-    "xlstm": ({"num_heads": 2, "output_logit_soft_cap": 1.0}, "changes the logits"),
     "llama4_text": ({"num_local_experts": 2, "num_key_value_heads": 1}, "does not name its trunk"),
     "gemma3": ({"text_config": {**SIZES, "head_dim": 8}, "vision_config": PICTURES}, "reads more than text"),
     "xlnet": ({"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, "is not causal"),
@@ -71,6 +71,44 @@ def test_models_of_other_parts_are_refused(kind):
     lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **options))
     with pytest.raises(ValueError, match=message):
         modules.language_actor(lm)
+
+
+class Doubled(GPT2LMHeadModel):
+    """Does with its logits what no configuration says."""
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = 2 * out.logits
+        return out
+
+
+def test_a_model_that_changes_its_logits_is_refused():
+    with pytest.raises(ValueError, match="it changes the logits of its last layer"):
+        modules.language_actor(Doubled(modules.causal_lm("gpt2", **SHAPE).config))
+
+
+SCALED = {
+    "gemma2": {"head_dim": 8, "num_key_value_heads": 1, "final_logit_softcapping": 0.1},
+    "cohere": {"logit_scale": 3.0},
+    "granite": {"num_key_value_heads": 1, "logits_scaling": 4.0},
+    "recurrent_gemma": {"lru_width": 16, "logits_soft_cap": 0.1},
+    "xlstm": {"hidden_size": 32, "num_heads": 2, "output_logit_soft_cap": 0.1},
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_logits_that_a_model_scales_or_caps(kind):
+    lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | SCALED[kind]))).eval()
+    actor, batch = modules.language_actor(lm), games(3)
+    again = modules.language_actor(language_model_of(actor))
+    with torch.no_grad():
+        expected = lm(input_ids=batch["tokens"], use_cache=False).logits
+        for each in (actor, again):
+            found, real = each.get_dist(batch).logits, batch["attention_mask"]
+            torch.testing.assert_close(found[real], expected.log_softmax(-1)[real], rtol=1e-4, atol=1e-5)
+    loss = BCLoss(actor, logits_chunk=3, actor_normalizer="action", transition_weight=0.0)(batch)["loss_actor"]
+    mask, tokens = batch["agent_mask"][:, 1:], batch["tokens"][:, 1:, None]
+    torch.testing.assert_close(loss, -expected.log_softmax(-1)[:, :-1].gather(-1, tokens)[..., 0][mask].mean())
 
 
 def test_an_encoder_is_refused():

@@ -58,7 +58,6 @@ WRONG = [
     (lambda: RowTokenActor(tiny_lm()), TypeError, "got GPT2"),
     (lambda: language_actor("gpt2"), TypeError, r"got str: use load_causal_lm\(\)"),
     (lambda: language_actor(Trunk(tiny_lm())), ValueError, "Pass head="),
-    (lambda: language_actor(causal_lm("gemma2", **SMALL, head_dim=4)), ValueError, "final_logit_softcapping"),
     (lambda: Trunk(tiny_lm())(torch.zeros(1, 41).long()), ValueError, "exceed the model's 40 positions.*row_length=40"),
     (lambda: with_features(language_actor(causal_lm("bloom", **SMALL)), UNPLACED), ValueError, "learned or rotary"),
     (lambda: train_top_layers(tiny_lm(), 4), ValueError, "Cannot train 4 of the model's 2 layers"),

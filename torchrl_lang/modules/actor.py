@@ -18,7 +18,7 @@ from torch.distributions import Categorical
 from torchrl_lang._checks import no_tokenizer, refuse_wrapper
 from torchrl_lang.modules.fast_linear import FastLinear
 from torchrl_lang.modules.features import FeatureEmbedding
-from torchrl_lang.modules.hugging_face import head_obstacle
+from torchrl_lang.modules.hugging_face import head_obstacle, language_head
 from torchrl_lang.modules.trunk import HIDDEN, Trunk, first_trunk, trunk_module, unwrapped
 from torchrl_lang.schema import ATTENTION_MASK, FEATURES, FEATURES_MASK, TOKENS
 
@@ -78,7 +78,7 @@ def language_actor(
     Raises:
         TypeError: ``lm`` is not a Hugging Face model.
         ValueError: options of the trunk are given with a trunk; there is no head or it has the wrong width; or the
-            model changes its logits after the head.
+            model changes its logits in another way than by scaling and capping them.
 
     Examples:
         >>> import torch
@@ -97,10 +97,9 @@ def language_actor(
     if compile:
         trunk.compile()
     if head is None:
-        obstacle = "it has no language-model head" if isinstance(lm, Trunk) else head_obstacle(unwrapped(lm))
-        if obstacle is not None:
+        head = None if isinstance(lm, Trunk) else language_head(unwrapped(lm))
+        if (obstacle := head_obstacle(unwrapped(lm), head)) is not None:
             raise ValueError(f"{type(lm).__name__} needs its own head: {obstacle}. Pass head=, hidden -> logits.")
-        head = unwrapped(lm).get_output_embeddings()
     layer = TensorDictModule(head, in_keys=[HIDDEN], out_keys=[LOGITS])
     options = {"distribution_class": Categorical, "return_log_prob": True, "log_prob_key": f"{out_key}_log_prob"}
     prob = ProbabilisticTensorDictModule(in_keys=[LOGITS], out_keys=[out_key], **options)

@@ -1,7 +1,8 @@
-"""Hugging Face models: evaluation mode, causality, attention windows and PEFT adapters."""
+"""Hugging Face models: evaluation mode, causality, heads, attention windows and PEFT adapters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -124,32 +125,67 @@ def positions(config: PreTrainedConfig) -> int | None:
     return found if found and found > 0 else None
 
 
-# Models that change the logits after the linear head, so evaluating the head alone would be wrong.
-_LOGIT_CHANGES = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+class ScaledHead(nn.Module):
+    """A linear head whose logits are scaled and then capped, as in Cohere, Granite and Gemma 2: ``c tanh(s W h / c)``.
 
-
-def head_obstacle(lm: PreTrainedModel) -> str | None:
-    """Why the logits of a model are not those of its linear head, in words; None if they are.
-
-    Runs the model, as :func:`check_causal` does, with large numbers in place of what the head computes. A model that
-    cannot run where it is counts as one whose head is linear unless its configuration names a change.
+    Args:
+        linear: ``hidden [*N, H] -> logits [*N, V]``.
+        scale: ``s``.
+        cap: ``c``; None caps nothing.
     """
-    head: Any = lm.get_output_embeddings()
+
+    def __init__(self, linear: Any, scale: float, cap: float | None) -> None:
+        super().__init__()
+        self.linear, self.scale, self.cap = linear, scale, cap
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """``[*N, H] -> [*N, V]``."""
+        return self.change(self.linear(hidden))
+
+    def change(self, logits: Tensor) -> Tensor:
+        """The logits ``[*N, V]`` scaled and capped."""
+        logits = logits * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def inner_linear(head: Any) -> Any:
+    """The linear layer of a :class:`ScaledHead`; other heads are returned unchanged."""
+    return head.linear if isinstance(head, ScaledHead) else head
+
+
+_SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}  # the sign of the exponent
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
+
+def language_head(lm: PreTrainedModel) -> nn.Module | None:
+    """The head of a model, ``hidden -> logits``, by its configuration; None if it has none."""
+    linear: Any = lm.get_output_embeddings()
+    scale = math.prod((getattr(lm.config, name, None) or 1) ** sign for name, sign in _SCALES.items())
+    cap = next((cap for name in _CAPS if (cap := getattr(lm.config, name, None))), None)
+    return linear if linear is None or (scale, cap) == (1, None) else ScaledHead(linear, scale, cap)
+
+
+def head_obstacle(lm: PreTrainedModel, head: nn.Module | None) -> str | None:
+    """Why the logits of a model are not those of a :func:`language_head`, in words; None if they are.
+
+    Runs the model, as :func:`check_causal` does, with other numbers in place of what the linear layer computes. A model
+    that cannot run where it is counts as one whose logits are.
+    """
     if head is None:
         return "it has no language-model head"
-    changes = [name for name in _LOGIT_CHANGES if getattr(lm.config, name, None) not in (None, 1)]
-    if changes:
-        return f"its configuration sets {changes}"
+    linear: Any = lm.get_output_embeddings()
     if lm in _plain_heads or (tokens := _short_rows(lm)) is None:
         return None
     read, written = list[Tensor](), list[Tensor]()
 
     def replace(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         read.append(inputs[0])
-        written.append(torch.arange(output.numel(), device=output.device).reshape(output.shape).to(output.dtype))
+        numbers = torch.arange(output.numel(), device=output.device).reshape(output.shape)
+        written.append(numbers.to(output.dtype))
         return written[-1]
 
-    handle = head.register_forward_hook(replace)
+    handle = linear.register_forward_hook(replace)
     try:
         logits, states = _of_short_rows(lm, tokens).logits, _of_short_rows(lm.base_model, tokens).last_hidden_state
     except RuntimeError:
@@ -157,8 +193,9 @@ def head_obstacle(lm: PreTrainedModel) -> str | None:
     finally:
         handle.remove()
     if len(read) != 1 or read[0].shape != states.shape or not torch.allclose(read[0], states, rtol=1e-2, atol=1e-3):
-        return f"its layer {type(head).__name__} does not read the last states of {type(lm.base_model).__name__}"
-    if not torch.equal(logits, written[0].to(logits.dtype)):
+        return f"its layer {type(linear).__name__} does not read the last states of {type(lm.base_model).__name__}"
+    expected = head.change(written[0]) if isinstance(head, ScaledHead) else written[0]
+    if not torch.allclose(logits, expected.to(logits.dtype), rtol=1e-2):
         return "it changes the logits of its last layer"
     _plain_heads.add(lm)
     return None

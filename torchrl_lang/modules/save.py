@@ -19,7 +19,7 @@ from torchrl_lang.modules.decoding.guidance import LikelihoodGuidance, Utterance
 from torchrl_lang.modules.decoding.next_token import StopStrings
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.heads import TiedQValueHead
-from torchrl_lang.modules.hugging_face import base_module, merged_copy
+from torchrl_lang.modules.hugging_face import base_module, inner_linear, merged_copy
 from torchrl_lang.modules.language_model import load_causal_lm, quiet_transformers
 from torchrl_lang.modules.reply import chat, dialogue_of, replies
 from torchrl_lang.modules.saved_heads import HEADS, Head, HeadRecord, describe_heads, own_head, read_heads, write_heads
@@ -224,7 +224,7 @@ def language_model_of(actor: ProbabilisticTensorDictSequential) -> PreTrainedMod
         True
     """
     parts = split_actor(actor)
-    trunk, head = trunk_of(parts.trunk), getattr(parts.head, "module", None)
+    trunk, head = trunk_of(parts.trunk), inner_linear(getattr(parts.head, "module", None))
     if trunk is None or not isinstance(base_module(head), nn.Linear):
         raise ValueError(f"Only an actor of a Trunk and a linear head is a Hugging Face model, got {parts}.")
     return _model_around(trunk, head)
@@ -459,7 +459,7 @@ def _describe_guidance(
     # The model's head is the layer that reads the states, if one does.
     values: Any = guidance.qvalue
     head: Any = values[0] if by_likelihood else own_head(values)
-    layer = head.module if by_likelihood else None
+    layer = inner_linear(head.module) if by_likelihood else None
     if isinstance(head, TiedQValueHead) and head.embedding is not trunk.model.get_input_embeddings():
         layer = head.embedding
     return record, {**heads, VALUE_FEATURES_HEAD: trunk.features}, _model_around(trunk, layer)
