@@ -64,8 +64,8 @@ class PromptEnv(TextGameEnv):
         **options: Unpack[GameOptions],
     ) -> None:
         self.prompts, self.reward = list(prompts), reward
-        if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
-            raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(self.prompts)}.")
+        if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+            raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(prompts)}.")
         self._number_of_starts = len(self.prompts)
         size, self._of_prompts = None, []
         if features is not None:

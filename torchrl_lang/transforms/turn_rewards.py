@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import Transform
 
+from torchrl_lang._checks import Finite, checked
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD, find_entry
 
@@ -99,7 +100,8 @@ class LivingCost(TurnRewardTransform):
         (tensor([-1.5000, -1.5000]), tensor(-3.))
     """
 
-    def __init__(self, cost: float) -> None:
+    @checked
+    def __init__(self, cost: Finite) -> None:
         super().__init__()
         self.cost = cost
 
