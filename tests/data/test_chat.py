@@ -56,6 +56,7 @@ def random_rows(tokenizer, count, pieces, seed=0):
 
 def assert_equal_rows(found, rows):
     real = rows["attention_mask"].sum(-1)
+    assert found.batch_size == rows.batch_size
     assert torch.equal(found["attention_mask"].sum(-1), real)
     width = int(real.max())
     for key in (*ROW_KEYS, "token_log_prob"):

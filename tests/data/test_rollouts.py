@@ -18,11 +18,18 @@ from torchrl.modules.llm import TransformersWrapper
 from tests.data.conftest import speak
 from tests.transforms.test_wrapper import TEMPLATE, characters, model
 from torchrl_lang.data import EpisodeRows, rows_from_chat, rows_from_rollout
+from torchrl_lang.data.rollouts import row_of_step
 from torchrl_lang.envs import TokenEnv, WordleEnv
 from torchrl_lang.modules import UtteranceActor, causal_lm, language_actor, row_log_prob
 from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import from_row
 from torchrl_lang.transforms import KLConstrainedTransform, LivingCost, RowReference, frozen_copy
+
+
+def test_the_row_of_each_step():
+    """Two episodes, the first of which has two steps and the last of which does not end; and one of a step."""
+    take = torch.tensor([[False, True, True, False], [True, False, False, False]])
+    assert row_of_step(take).tolist() == [[0, 0, 1, -1], [2, -1, -1, -1]]
 
 
 def test_the_last_observation_of_an_episode_is_its_row(talk):

@@ -5,6 +5,7 @@ import math
 import statistics
 
 import pytest
+import scipy.stats
 import torch
 from tensordict import TensorDict
 
@@ -110,17 +111,10 @@ def test_over_seeds():
     for bad in ([], [math.nan]):
         with pytest.raises(ValueError, match="x needs"):
             over_seeds("x", bad)
-    # Quantiles of Student's t distribution; from 12 values on the error is about 2 / (number - 1)**4.
-    expected = (
-        (2, 12.7062, 1e-4),
-        (11, 2.2281, 1e-4),
-        (12, 2.20099, 2e-4),
-        (21, 2.085963, 2e-5),
-        (61, 2.0002978, 2e-7),
-    )
-    for number, quantile, error in expected:
-        many = over_seeds("x", [float(i) for i in range(number)])
-        assert (many.interval[1] - many.mean) / many.error == pytest.approx(quantile, abs=error)
+    for number in (*range(2, 13), 21, 61):  # from 12 values on the error is about 2 / (number - 1)**4
+        many, error = over_seeds("x", [float(i) for i in range(number)]), 2 / (number - 1) ** 4
+        found = (many.interval[1] - many.mean) / many.error
+        assert found == pytest.approx(scipy.stats.t.ppf(0.975, number - 1), abs=1e-4 if number < 12 else 1.3 * error)
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

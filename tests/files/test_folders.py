@@ -73,7 +73,7 @@ def test_what_a_link_points_to_is_replaced(tmp_path):
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
-    path = tmp_path / "new" / "config.json"
+    path = tmp_path / "new" / "run" / "config.json"
     write_file(path, "old")
     write_file(path, "half a pair: \ud800")
     assert path.read_text() == r"half a pair: \ud800"

@@ -40,6 +40,10 @@ def test_top_p_is_the_smallest_set_that_passes_p_with_ties(logits, p):
     assert torch.equal(top_p_filter(logits, p).isfinite(), logits >= threshold)
 
 
+def test_rounding_below_p_keeps_all():
+    assert top_p_filter(torch.zeros(7), 1 - 1e-9).isfinite().all()
+
+
 def test_filters_compose_and_leave_their_input():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     before = logits.clone()

@@ -179,7 +179,7 @@ class EnginePool:
                 # start all of them before waiting for the first
                 self._processes[number] = EngineProcess(self.infos, expert=self.expert)
             for number, queue in waiting.items():
-                self._send(number, queue)
+                self._send(number, queue, singly=False)
             for number, queue in waiting.items():
                 self._receive(number, queue, answers)
         except BaseException:
@@ -187,7 +187,7 @@ class EnginePool:
             raise
         return answers
 
-    def _send(self, number: int, queue: deque[Answer], *, singly: bool = False) -> None:
+    def _send(self, number: int, queue: deque[Answer], *, singly: bool) -> None:
         """Send a process all its jobs, with all that was played in games that it does not have."""
         process = self._processes[number]
         for job in queue:
