@@ -104,6 +104,18 @@ def test_loss_mask_takes_rows_out(make_loss, rows):
         assert_same(gradients(loss, masked), gradients(loss, rows[kept]), rtol=1e-4, atol=1e-5)
 
 
+def test_rows_of_which_something_counts_are_looked_at(make_loss, rows):
+    if isinstance(make_loss(), CHAILoss):
+        pytest.skip("it has no model that reads tokens")
+    rows["tokens"][3, ..., 1] = 10_000
+    mask = torch.ones(rows["tokens"].shape, dtype=torch.bool)
+    mask[3, ..., 2:] = False
+    with pytest.raises(ValueError, match=r"Row \d has a token id out of range at position 1"):
+        make_loss()(rows.set(("collector", "mask"), mask))
+    mask[3] = False
+    make_loss()(rows.set(("collector", "mask"), mask))
+
+
 def test_what_is_no_row_is_refused(make_loss, rows):
     loss, learned = make_loss(), torch.ones(rows["tokens"].shape)
     for error, key, value, message in (
