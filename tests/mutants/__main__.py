@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 from .mutations import Mutant, changes
@@ -103,8 +104,8 @@ def verdict(mutant: Mutant, text: str, tree: Path, limit: float) -> str:
     original = target.read_text()
     target.write_text(text)
     try:
-        for stage in guards(mutant.path):
-            code = _in_fork(functools.partial(_pytest, stage, tree), limit)
+        for marker, stage in product(("not slow", "slow"), guards(mutant.path)):
+            code = _in_fork(functools.partial(_pytest, ["-m", marker, *stage], tree), limit)
             if code not in (0, 5):  # 5: a file without an example, and no test that names it
                 return "hangs" if code == -1 else "dies"
         return "SURVIVES"
@@ -121,7 +122,7 @@ def _pytest(arguments: list[str], tree: Path) -> int:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "torchrl_lang")]:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = str(tree)
-    return pytest.main(["-x", "-q", "--no-header", "-m", "not slow", *arguments])
+    return pytest.main(["-x", "-q", "--no-header", *arguments])
 
 
 def _in_fork(work: Callable[[], int], limit: float) -> int:

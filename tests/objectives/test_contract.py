@@ -196,8 +196,9 @@ def test_a_reference_with_other_names(hidden, rows):
 
 
 def test_rows_of_a_prioritized_sampler_get_their_td_error(make_loss, rows):
-    """It is a row's own mean, as of a batch of that row alone."""
+    """It is a row's own mean, as of a batch of that row alone, over what a mask leaves."""
     loss = make_loss()
+    rows = rows.set(("collector", "mask"), torch.rand(rows["tokens"].shape) < 0.6)
     sampled = rows.clone().set("priority_weight", torch.rand(6))
     before = set(sampled.keys())
     assert_same(loss(sampled), loss(rows))
