@@ -55,6 +55,16 @@ def test_a_missing_entry_is_named(transform, lacks, message):
         transform(data)
 
 
+def test_the_last_distribution_of_an_actor_is_that_of_its_action():
+    latent, action = (
+        ProbabilisticTensorDictModule([key], [out], distribution_class=Categorical, return_log_prob=True)
+        for key, out in (("logits", "latent"), ("others", "action"))
+    )
+    scores = TensorDictModule(lambda x: (x, x), ["observation"], ["logits", "others"])
+    actor = ProbabilisticTensorDictSequential(scores, latent, action, return_composite=False)
+    assert ReferenceModelLogProbTransform(actor).reference.action_keys.action == ("action",)
+
+
 def test_keys_of_an_actor_without_a_distribution_of_its_own():
     assert references._keys_of_actor([], None).action == ("action",)
     assert references._keys_of_actor([], ["move", "speech"]).action == ("move", "speech")
@@ -141,6 +151,8 @@ def test_the_class_of_an_actor_decides_what_is_scored():
     torch.testing.assert_close(reference.log_prob(data, data), data["move_log_prob"].detach())
     assert type(as_reference(reads_tokens(LanguageActor))) is transforms.RowReference
     assert type(as_policy(reads_tokens(LanguageActor))) is transforms.RowReference
+    with pytest.raises(TypeError, match=r"with get_dist\(tensordict\); got TensorDictModule"):
+        as_policy(TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action"]))
     with pytest.raises(KeyError, match=r"'move'.*RowReference\(frozen_copy\(actor\)\)"):
         reference.log_prob(data.exclude("move"), data)
     with pytest.raises(ValueError, match="for actors: a RowReference has its own"):
