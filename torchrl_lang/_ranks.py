@@ -27,6 +27,7 @@ _OTHER_SEED = 1_000_003
 
 _place = (0, 1)
 _store: Any = None
+_claimed: bool | None = None
 _shares_batch = False
 
 
@@ -198,6 +199,10 @@ def started() -> bool:
 
 def reports() -> bool:
     """Whether this process is to report why it ends: the first process or, while they are joined, the first to ask."""
+    global _claimed
+    if _claimed is not None:
+        found, _claimed = _claimed, None
+        return found
     if _store is None:
         return not started() or os.environ["RANK"] == "0"
     try:
@@ -217,7 +222,7 @@ def joined(device: torch.device) -> Iterator[None]:
         ValueError: there are fewer GPUs than processes, or one of them was chosen for all.
         ConnectionError: another process has ended while this one waited for it.
     """
-    global _place, _store
+    global _place, _store, _claimed
     if not started() or size() > 1:
         yield
         return
@@ -233,8 +238,9 @@ def joined(device: torch.device) -> Iterator[None]:
         with _quiet(not is_first()):
             yield
             wait()
-    except RuntimeError as error:
-        if not _is_of_peers(error):
+    except BaseException as error:
+        _claimed = reports()  # before the others notice: the line is that of the first one that ended
+        if not (isinstance(error, RuntimeError) and _is_of_peers(error)):
             raise
         lost = "another process of this run has ended, and so this one does"
         raise ConnectionError(f"{lost}; the same command continues from the last checkpoint.") from error

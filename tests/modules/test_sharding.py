@@ -28,7 +28,7 @@ from torchrl_lang.modules import (
     value_module,
     with_features,
 )
-from torchrl_lang.modules.sharding import SharedHeads, unshard
+from torchrl_lang.modules.sharding import SharedHeads, gathered, unshard
 from torchrl_lang.objectives import BCLoss, ILQLLoss, PPOLoss
 from torchrl_lang.training import train_steps
 from torchrl_lang.transforms import frozen_copy
@@ -139,6 +139,15 @@ def act(policies, twins, rank):
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
+def compile_nothing(lm):
+    """Compiled code would read weights that were gathered before."""
+    compiled = []
+    double = torch.compile(lambda x: 2 * x, backend=lambda graph, inputs: compiled.append(graph) or graph.forward)
+    with gathered([lm]):
+        assert double(torch.ones(1)) == 2
+    assert not compiled
+
+
 def share_heads(mesh, rank):
     """Value heads of which each process keeps a part learn as whole ones, also where one of them has no decision."""
     batch = losses_read()
@@ -205,6 +214,7 @@ def main(rank):
             train(optimizers, losses, twin_losses, rank)
             number = None if kind == "gpt2" else 3
             act(policies[:number], twin_policies[:number], rank)
+    compile_nothing(lm)
     share_heads(mesh, rank)
     refuse(mesh)
 

@@ -17,7 +17,7 @@ from torchrl_lang.objectives import PPOLoss
 from torchrl_lang.recipes.algorithms import GRPO, RLOO
 from torchrl_lang.recipes.collect import Games
 from torchrl_lang.recipes.load_run import load_run
-from torchrl_lang.recipes.online import kl_transform, load_initial_policy
+from torchrl_lang.recipes.online import OnlineRun, kl_transform, load_initial_policy
 from torchrl_lang.recipes.online_algorithms import GroupLearner, PPOLearner
 from torchrl_lang.recipes.tasks import find_task
 from torchrl_lang.training.curriculum import Curriculum
@@ -148,17 +148,26 @@ def test_groups_of_several_processes_are_not_mixed(start, tmp_path):
 
 @pytest.mark.slow
 def test_an_iteration_without_groups_that_differ_learns_nothing(start, tmp_path, monkeypatch):
-    same = LanguageEnv._plan_turn
+    """Nor do gradients of the iteration before count again."""
+    same, iterate, now = LanguageEnv._plan_turn, OnlineRun.iterate, [0]
 
     def without_reward(env, *args):
         writes, reward = same(env, *args)
-        return writes, torch.zeros_like(reward)
+        return writes, reward * (now[0] < 3)
+
+    def counted(run, iteration, **options):
+        now[0] = iteration
+        return iterate(run, iteration, **options)
 
     monkeypatch.setattr(LanguageEnv, "_plan_turn", without_reward)
-    assert main(arguments("dapo", start, tmp_path / "run", "--draw-limit", "2")) == 0
-    log = log_of(tmp_path / "run")
-    assert {row["learned_from"] for row in log} == {"0"}
-    assert [float(row["kl"]) for row in log] == pytest.approx([0.0] * 4, abs=1e-5)
+    monkeypatch.setattr(OnlineRun, "iterate", counted)
+    assert main(arguments("dapo", start, tmp_path / "run", "--draw-limit", "2", "--eval-every", "1")) == 0
+    learned = [int(row["learned_from"]) for row in log_of(tmp_path / "run")]
+    assert min(learned[:2]) > 0 == max(learned[2:])
+    weights = [load_file(path) for path in sorted((tmp_path / "run" / "checkpoints").glob("step-*/*.safetensors"))]
+    names = [name for name in weights[-1] if name.startswith("state/loss")]
+    assert len(weights) > 1
+    assert all(torch.equal(weights[-2][name], weights[-1][name]) for name in names)
 
 
 @pytest.mark.slow

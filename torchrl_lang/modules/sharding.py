@@ -88,7 +88,8 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         for table, _ in hooks:  # these hooks would shard each block again after its forward
             _remove_hooks(table)
         _gathered.update(parts)
-        yield
+        with torch.compiler.set_stance("force_eager"):  # compiled code would read weights that were gathered before
+            yield
     finally:
         for table, before in hooks:
             table.clear()

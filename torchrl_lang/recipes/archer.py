@@ -46,6 +46,8 @@ class ArCHerLearner(Learner):
     KL term instead, with the same coefficient.
     """
 
+    penalizes = True
+
     def __init__(self, options: ArCHer, start: InitialPolicy, controller: KLController) -> None:
         self.options, self.policy = options, start.policy
         self.warmup = min(options.value_warmup, options.iterations // 3)

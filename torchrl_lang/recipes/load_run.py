@@ -196,8 +196,8 @@ class FinishedRun:
         *texts: str,
         tools: Sequence[Any] | None = None,
         features: Any = None,
-        beta: float = 0.0,
-        method: Method = "greedy",
+        beta: float | None = None,
+        method: Method | None = None,
         **options: Any,
     ) -> Any:
         """The agent's answer in a dialogue: a message, or a text where texts were given.
@@ -208,8 +208,8 @@ class FinishedRun:
             *texts: the further texts.
             tools: that the chat template describes to the agent.
             features: of the dialogue, float ``[n, F]``, for a run that reads some.
-            beta: weight of the values.
-            method: of decoding.
+            beta: weight of the values; None: as in :meth:`prescribed`.
+            method: of decoding; likewise.
             **options: further options of :meth:`policy`.
 
         Raises:
@@ -226,12 +226,12 @@ class FinishedRun:
         *,
         tools: Sequence[Any] | None = None,
         features: Sequence[Any] | None = None,
-        beta: float = 0.0,
-        method: Method = "greedy",
+        beta: float | None = None,
+        method: Method | None = None,
         **options: Any,
     ) -> list[Any]:
         """The agent's answers in several dialogues, decoded as one batch; see :meth:`reply`."""
-        policy = self.policy(beta, method=method, **options)
+        policy, _ = self.prescribed(beta, method, **options)
         return replies(policy, self.tokenizer, self.action_length, dialogues, tools=tools, features=features)
 
     def save_agent(

@@ -142,6 +142,8 @@ class Learner:
     loss: LossModule
     rates: Sequence[tuple[nn.Module, float]] = ()
     """Modules of the loss with their own learning rates."""
+    penalizes = False
+    """Whether the KL penalty is a term of the loss instead of a part of the rewards."""
 
     def draw(self, play: Callable[[], TensorDictBase]) -> TensorDictBase:
         """Play, once or more often, and choose the rows to learn from; without any, an iteration learns nothing."""
@@ -287,7 +289,7 @@ class OnlineRun:
         coef = self.kl.coef.detach().clone()  # of the penalty in the rewards of these games
         if self.learner.trains_policy(iteration):
             self.kl.update(rows)
-            coef = self.kl.coef.detach().clone() if _kl_weight(self.options) else coef  # the loss takes the new one
+            coef = self.kl.coef.detach().clone() if self.learner.penalizes else coef  # the loss takes the new one
         if self.recorder is not None:
             self.recorder.record(iteration, torch.cat([each.rows for each in drawn.games]))
         try:
@@ -348,7 +350,8 @@ class OnlineRun:
         """Train for some epochs on the rows; returns the means of the steps' metrics."""
         options = self.options
         if not len(rows):
-            self.optimizer.step()  # without gradients: the schedule expects a step before its own
+            self.optimizer.zero_grad()
+            self.optimizer.step()  # changes nothing: the schedule expects a step before its own
             return {}
         number = -(-len(rows) // options.batch_size)
         size = -(-len(rows) // number)  # equal batches: a small last one would have the same weight as the others

@@ -41,7 +41,7 @@ class PPOLearner(Learner):
     """Learns from all games, with the log-probabilities and values that the policy wrote while acting."""
 
     def __init__(self, options: PPO, start: InitialPolicy, controller: KLController | None = None) -> None:
-        self.detach_value = options.detach_value
+        self.penalizes, self.detach_value = bool(options.kl_weight), options.detach_value
         self.value_warmup = min(options.value_warmup, options.iterations // 3)
         self.value, self.rates = start.value, ((start.value, options.value_lr),)
         self.end = start.tokenizer.control.end_of_action
@@ -93,7 +93,7 @@ class GroupLearner(Learner):
     def __init__(self, options: GRPO, start: InitialPolicy, controller: KLController | None = None) -> None:
         given = ppo_options(options, start, controller)
         del given["turn_gamma"]  # it is that of the advantages
-        self.loss = PPOLoss(start.policy, **given)
+        self.penalizes, self.loss = bool(options.kl_weight), PPOLoss(start.policy, **given)
         self.advantage = RowAdvantage(
             options.advantage,
             options.group_size,

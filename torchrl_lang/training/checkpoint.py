@@ -298,5 +298,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     reader = dcp.HuggingFaceStorageReader(str(folder))
     sizes: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
     whole = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in sizes.items()}
-    dcp.load(whole, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each process reads for itself
+        dcp.load(whole, storage_reader=reader, no_dist=True)
     return whole
