@@ -96,9 +96,7 @@ def test_what_cannot_be_shared_is_refused_in_one_line(walks):
     assert_ended(programs, 2)
     said = [line for program in programs for line in program.stderr.splitlines()]
     assert said == ["torchrl_lang: --batch-size 1 is fewer than one for each of 2 processes."]
-    assert_ended(
-        programs := run(command(walks, "ilql", "ilql", "--lr", "0.5")), 2
-    )
+    assert_ended(programs := run(command(walks, "ilql", "ilql", "--lr", "0.5")), 2)
     (line,) = [line for program in programs for line in program.stderr.splitlines()]
     assert "ilql holds a run with other options: --lr was" in line
     assert_ended(programs := run(["evaluate", walks / "bc"]), 2)

@@ -11,6 +11,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 from tests.envs.reddit.conftest import UNREADABLE, word_tokenizer
 from torchrl_lang._files import FileError
 from torchrl_lang.envs.reddit import ClassifierReward
+from torchrl_lang.envs.reddit.classifiers import encoded_batches
 
 WEIGHTS, PT = "model.safetensors", {"format": "pt"}
 VALUES = {"safe": 1.0, "rude": -0.5, "toxic": -2.0}
@@ -38,6 +39,13 @@ def test_expected_value_of_a_classifier(classifier_folder):
     found = ClassifierReward(folder, VALUES, output="likeliest")(texts)
     likeliest = [int(logits_of(model, tokenizer, text).argmax()) for text in texts]
     assert found.tolist() == [[1.0, -0.5, -2.0][label] for label in likeliest]
+
+
+def test_padding_on_the_left_is_not_read():
+    tokenizer = word_tokenizer(["a b c d e"])
+    tokenizer.padding_side = "left"
+    (batch,) = encoded_batches(tokenizer, ["a b c", "a"], 2, 18)
+    assert batch["attention_mask"].sum(-1).tolist() == [len(tokenizer(text).input_ids) for text in ("a b c", "a")]
 
 
 def test_labels_that_do_not_exclude_each_other(classifier_folder):
