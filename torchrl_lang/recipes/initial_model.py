@@ -79,7 +79,9 @@ def choose_weights(lm: PreTrainedModel, options: RunOptions) -> None:
     names = [name for name, layer in lm.named_modules() if layer in layers]
     transposed = any(isinstance(layer, Conv1D) for layer in layers)
     rank = options.lora_rank
-    get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, fan_in_fan_out=transposed))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks for it
+        get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, fan_in_fan_out=transposed))
     use_fast_layers(lm, above=0)  # adapters are small, but read the rows of large layers
 
 
