@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torchrl_lang import evaluation
 from torchrl_lang.envs.wordle import WordleEnv
 from torchrl_lang.evaluation import GameRecords, distinct_n, format_table, ngram_entropy, over_seeds, summarize
-from torchrl_lang.evaluation.metrics import unanswered
+from torchrl_lang.evaluation.metrics import lmrl_gym_score, unanswered
 from torchrl_lang.evaluation.tables import format_legend
 from torchrl_lang.modules import causal_lm, language_actor, row_log_prob
 from torchrl_lang.text import CharTokenizer, Episode, Turn, to_rows
@@ -99,6 +99,10 @@ def test_unanswered_utterances_of_real_games():
     assert unanswered(games.rows, env.tokenizer.control).tolist() == [2, 6]
     rate = summarize(games, invalid=lambda r: unanswered(r.rows, env.tokenizer.control)).invalid_rate
     assert rate == 8 / 12
+
+
+def test_data_with_the_worst_return_have_half_of_the_score():
+    assert [lmrl_gym_score(value, worst=-6, data=-6, best=-1) for value in (-6, -1)] == [50, 100]
 
 
 def test_over_seeds():
