@@ -29,6 +29,7 @@ REFUSED = [
     (lambda: prompts(["a"], features=[[1.0]]), "features"),
     (lambda: prompts(["a"], features=[[[1.0]]] * 4), "features"),
     (lambda: prompts([]), "prompts"),
+    (lambda: prompts("ab"), "list of texts as prompts, got 'ab'"),
     (lambda: prompts(["a"]).reset(game_seed=torch.tensor([4])), r"game_seed must lie in \[0, 1\), got \[4\]"),
     (lambda: CompiledRollout(guess_number_env(), None, 3), r"env\.rollout"),
     (lambda: CompiledRollout(CorridorEnv(), None, 3, keep="games"), "keep"),

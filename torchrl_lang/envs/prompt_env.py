@@ -64,7 +64,7 @@ class PromptEnv(TextGameEnv):
         **options: Unpack[GameOptions],
     ) -> None:
         self.prompts, self.reward = list(prompts), reward
-        if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        if isinstance(prompts, str) or not self.prompts or not all(isinstance(one, str) for one in self.prompts):
             raise ValueError(f"PromptEnv needs a list of texts as prompts, got {shorten(prompts)}.")
         self._number_of_starts = len(self.prompts)
         size, self._of_prompts = None, []

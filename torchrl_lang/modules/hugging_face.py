@@ -194,8 +194,10 @@ def head_obstacle(lm: PreTrainedModel, head: nn.Module | None) -> str | None:
         handle.remove()
     if len(read) != 1 or read[0].shape != states.shape or not torch.allclose(read[0], states, rtol=1e-2, atol=1e-3):
         return f"its layer {type(linear).__name__} does not read the last states of {type(lm.base_model).__name__}"
-    expected = head.change(written[0]) if isinstance(head, ScaledHead) else written[0]
-    if not torch.allclose(logits, expected.to(logits.dtype), rtol=1e-2):
+    expected, rounding = written[0].to(logits.dtype), 0.0
+    if isinstance(head, ScaledHead):
+        expected, rounding = head.change(written[0]).to(logits.dtype), 1e-2 if logits.dtype.itemsize < 4 else 1e-5
+    if not torch.allclose(logits, expected, rtol=rounding):
         return "it changes the logits of its last layer"
     _plain_heads.add(lm)
     return None
