@@ -114,7 +114,7 @@ def test_errors():
     td = env.reset()
     with pytest.raises(KeyError, match="Step the tensordict that reset"):
         env.step(TensorDict(action=player()(td)["action"], batch_size=[4]))
-    with pytest.raises(ValueError, match="cost must lie in .*, got nan"):
+    with pytest.raises(ValueError, match=r"cost must lie in .*, got nan"):
         LivingCost(float("nan"))
     with pytest.raises(RuntimeError, match="belongs into an environment"):
         LivingCost(1.0)(td)
