@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import MethodType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -88,7 +88,8 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         for table, _ in hooks:  # these hooks would shard each block again after its forward
             _remove_hooks(table)
         _gathered.update(parts)
-        with torch.compiler.set_stance("force_eager"):  # compiled code would read weights that were gathered before
+        # Compiled code would read weights that were gathered before.
+        with torch.compiler.set_stance("force_eager") if parts else nullcontext():
             yield
     finally:
         for table, before in hooks:
