@@ -56,6 +56,7 @@ def test_weights_of_a_curriculum_by_hand():
     assert (drawn - curriculum.weights()).abs().max() < 0.12  # 150 groups: three standard errors
     rows = rows_of(env, lambda place: torch.full((300,), 5.0))
     curriculum.update(rows)
+    assert curriculum.weights()[0] > 1 / 3  # earlier returns fade, but slowly
     kept, more = 0.9 * float(number[0]), int((rows["tokens"][:, 1] == 0).sum())  # earlier returns count less
     total, square = kept / 2 + 5 * more, kept / 2 + 25 * more
     assert curriculum.state_dict()["sums"][:, 0].tolist() == pytest.approx([kept + more, total, square])
