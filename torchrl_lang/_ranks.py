@@ -89,7 +89,7 @@ def mean_figures(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: mean.to(torch.float32) for key, mean in zip(figures, means, strict=True)}
 
 
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def average_gradients(parameters: Iterable[Tensor]) -> None:
     """Replace the gradients of parameters, in place, with their means over the processes.
 
     A parameter that has a gradient in one process gets one in all. Those of sharded parameters are means already.

@@ -17,6 +17,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 
+from torchrl_lang import _ranks
+
 T = TypeVar("T")
 
 _CALL = "_torchrl_lang_call"
@@ -190,17 +192,18 @@ class SharedHeads:
         self._mesh, self._uses, self._filled = mesh, 0, True
         networks: dict[str, Any] = {name: loss._modules[name] for name in names}
         functional = {name: params for name, params in networks.items() if isinstance(params, TensorDictParams)}
-        shared = {name: self._shared_form(params) for name, params in functional.items()}
-        for module in (networks[name] for name in networks.keys() - functional.keys()):
-            for weight in module.parameters():
-                self._part(weight)
-        # A module's weights are also those of other modules of the loss, such as an actor that writes values.
+        owned = {weight for name in networks.keys() - functional.keys() for weight in networks[name].parameters()}
+        # They are also weights of other modules of the loss, such as an actor that writes values.
         modules = (module for module in loss.modules() if not isinstance(module, TensorDictParams))
         tables: list[dict[str, Any]] = [module._parameters for module in modules]
-        held = [(table, {name: w for name, w in table.items() if w in self.parts}) for table in tables]
+        held = [(t, own) for t in tables if (own := {name: weight for name, weight in t.items() if weight in owned})]
+        shared = {
+            name: TensorDictParams(params.apply(self._part, filter_empty=False), no_convert=True)
+            for name, params in functional.items()
+        }
         self._whole: list[tuple[Any, Any]] = [(loss._modules, functional), *held]
         self._shared: list[tuple[Any, Any]] = [(loss._modules, shared)]
-        self._shared += [(table, {name: self.parts[weight] for name, weight in own.items()}) for table, own in held]
+        self._shared += [(t, {name: self._part(weight) for name, weight in own.items()}) for t, own in held]
         self._hooks = [
             loss.register_forward_pre_hook(lambda *_: self._begin()),
             loss.register_forward_hook(lambda *_: self._end(keep=torch.is_grad_enabled()), always_call=True),
@@ -208,9 +211,6 @@ class SharedHeads:
         _exchange(self._shared)
         self._free()
         _heads[loss] = self
-
-    def _shared_form(self, params: TensorDictParams) -> TensorDictParams:
-        return TensorDictParams(params.apply(self._part, filter_empty=False), no_convert=True)
 
     def _part(self, whole: Tensor) -> Any:
         if whole not in self.parts:
@@ -252,7 +252,8 @@ class SharedHeads:
             self._end(keep=False)
 
     def share_gradients(self) -> None:
-        """Give the parts the gradients of the whole weights, which must be equal in all processes, and free these."""
+        """Give the parts the means over the processes of the whole weights' gradients, and free these."""
+        _ranks.average_gradients(self.parts)
         for whole, part in self.parts.items():
             if whole.grad is not None:
                 part.grad, whole.grad = sharded_like(part, whole.grad), None
@@ -279,11 +280,6 @@ def parts_of(module: nn.Module) -> nn.Module:
     """The parameters that train of a module: its own, or their parts in this process where heads are shared."""
     parts = {whole: part for heads in _heads.values() for whole, part in heads.parts.items()}
     return nn.ParameterList(parts.get(weight, weight) for weight in module.parameters()) if parts else module
-
-
-def whole_weights() -> list[nn.Parameter]:
-    """The whole weights of shared heads, which have their gradients until :func:`share_gradients`."""
-    return [weight for heads in _heads.values() for weight in heads.parts if isinstance(weight, nn.Parameter)]
 
 
 def share_gradients() -> None:

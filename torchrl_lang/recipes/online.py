@@ -26,7 +26,7 @@ from torchrl_lang.modules.frozen.frozen_copy import FrozenActor, adapters_off, f
 from torchrl_lang.modules.hugging_face import hidden_size
 from torchrl_lang.modules.save import FEATURES_HEAD, SavedModel, saved_actor
 from torchrl_lang.modules.saved_heads import Head
-from torchrl_lang.modules.sharding import all_gathered, parts_of
+from torchrl_lang.modules.sharding import all_gathered
 from torchrl_lang.recipes.algorithms.online import OnlineOptions
 from torchrl_lang.recipes.algorithms.training import holds_model
 from torchrl_lang.recipes.collect import AutocastPolicy, CollectedGames, Games
@@ -367,7 +367,6 @@ class OnlineRun:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
                 return with_frozen_states(self.start.policy, batch)
 
-        clip_apart = [parts_of(module) for module, _ in self.learner.rates]
         self.learner.loss.eval()  # no dropout, as in acting
         steps = train_steps(
             partial(self.learner.losses, iteration=iteration),
@@ -376,7 +375,7 @@ class OnlineRun:
             steps=-(-batches // accumulate),
             accumulate=accumulate,
             max_grad_norm=options.max_grad_norm,
-            clip_apart=clip_apart if getattr(options, "clip_heads", False) else (),
+            clip_apart=[module for module, _ in self.learner.rates] if getattr(options, "clip_heads", False) else (),
             autocast=torch.bfloat16 if options.bf16 else None,
         )
         return mean_figures([figures for _, figures in steps])

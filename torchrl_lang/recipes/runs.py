@@ -334,7 +334,7 @@ def train_and_evaluate(
         scheduler=scheduler,
         target_updater=updater,
         max_grad_norm=options.max_grad_norm,
-        clip_apart=[parts_of(module) for module, _ in rates] if getattr(options, "clip_heads", False) else (),
+        clip_apart=[module for module, _ in rates] if getattr(options, "clip_heads", False) else (),
         autocast=torch.bfloat16 if options.bf16 else None,
         finite=finite,
     )

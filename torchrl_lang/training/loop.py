@@ -16,7 +16,7 @@ from torchrl.objectives import TargetNetUpdater
 
 from torchrl_lang import _ranks
 from torchrl_lang._checks import check_options
-from torchrl_lang.modules.sharding import share_gradients, whole_tensor, whole_weights
+from torchrl_lang.modules.sharding import parts_of, share_gradients, whole_tensor
 from torchrl_lang.schema import missing_entry
 from torchrl_lang.training.metrics import GRAD_NORM, FiniteCheck, mean_figures
 
@@ -102,7 +102,7 @@ def train_steps(
     """
     check_options(accumulate=(accumulate, 1), autocast=(autocast, (None, torch.bfloat16)))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    named = {p for module in clip_apart for p in module.parameters()}
+    named = {p for module in clip_apart for p in parts_of(module).parameters()}
     apart, together = [p for p in parameters if p in named], [p for p in parameters if p not in named]
     precision = partial(torch.autocast, parameters[0].device.type, dtype=autocast) if autocast else nullcontext
     draw = batches if callable(batches) else _draw_from(batches)
@@ -117,7 +117,7 @@ def train_steps(
             (loss / accumulate).backward()
             scalars = {str(key): value.detach().reshape(()) for key, value in losses.items() if value.numel() == 1}
             parts.append(scalars | {"loss": loss.detach()})
-        _ranks.average_gradients([*parameters, *whole_weights()])
+        _ranks.average_gradients(parameters)
         share_gradients()
         figures = _ranks.mean_figures(parts[0] if accumulate == 1 else mean_figures(parts))
         if max_grad_norm is not None:
