@@ -14,6 +14,8 @@ side has the model as it loads it: ours with linear layers by oneDNN.
   batch, a KL penalty to the model as it was; with all weights, and with LoRA on the last blocks. Every text is a call
   of the environment's tool and no description of it is in the prompt, so that the games have nearly the same tokens.
   TRL does not know that a game is over: it plays all four turns, the last of which gets no reply.
+* A game of PPO with short texts: 1 to 7 in three turns, the same opening for all and replies of a word, 64 games an
+  iteration in batches of 16, bfloat16 weights, LoRA of float32 on the last ten blocks. TRL is not asked.
 
 ``CHAT_MODEL`` names the model, a folder: one that ends its guesses, such as the BC model of ``make demo-chat``, because
 TRL limits the tokens of a game and not those of a turn. TRL has an environment of its own, see ``make test-suites``::
@@ -122,7 +124,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         warnings.simplefilter("ignore")
         table = Table(Path(given) if given else tiny_model(Path(place)))
         repeats = 3 if quick else 8
-        found = [*acting_rows(table, repeats), wrapper_row(table, repeats)]
+        found = [*acting_rows(table, repeats), wrapper_row(table, repeats), short_row(table, Path(place), repeats)]
         if find_spec("trl") is None:
             print("  TRL is not installed here: its rows are left out")
             return found
@@ -358,7 +360,8 @@ class Plain:
 
 def online_rows(table: Table, place: Path, repeats: int, *, lora: bool) -> list[dict[str, Any]]:
     name = "LoRA" if lora else "all weights"
-    ours = Online(table, place / f"ppo, {name}", lora=lora)
+    weights: Any = {"lora_rank": LORA["r"], "lora_layers": len(table.last)} if lora else {}
+    ours = Online(table, place / f"ppo, {name}", **weights)
     try:
         turns, tokens = grpo(table, place / f"grpo, {name}", ours, repeats, lora=lora)
     finally:
@@ -371,14 +374,57 @@ def online_rows(table: Table, place: Path, repeats: int, *, lora: bool) -> list[
         row(f"{name}: PPO iteration / TRL's GRPO iteration, tokens/s", over, "x", 3.0, note=shares),
         row(f"{name}: PPO iteration, tokens of the agent", median(speeds["ours"]), "tokens/s"),
         row(f"{name}: GRPO iteration, tokens of the agent", median(speeds["GRPO"]), "tokens/s"),
-        row(f"{name}: a game of PPO", median(s / GAMES for s in turns["ours"]), "s"),
+        row(f"{name}: a game of PPO", per_game(turns["ours"], ours.games), "s"),
         row(f"{name}: a game of GRPO", median(s / GAMES for s in turns["GRPO"]), "s"),
     ]
+
+
+def per_game(times: list[float], games: list[int]) -> float:
+    """Seconds of a game in the last iterations, which ended so many games."""
+    return median(s / n for s, n in zip(times, games[-len(times) :], strict=True))
 
 
 def make_env(batch_size: int, *, seed: int | None, device: Any, folder: str) -> TextGameEnv:
     """The environment of the recipe."""
     return Table(Path(folder)).env(batch_size, seed=seed or 0, device=device)
+
+
+class ShortGame:
+    """Guess a number from 1 to 7 in three turns; the replies have one word."""
+
+    opening = "I am thinking of a number from 1 to 7. You have 3 guesses."
+
+    def reset(self, seed: int) -> str:
+        self.number, self.turn = 1 + seed % 7, 0
+        return self.opening
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.turn += 1
+        guess = next((int(char) for char in text if char in "1234567"), 0)
+        if guess == self.number:
+            return "correct", 1 - 0.1 * (self.turn - 1), True
+        return "higher" if guess < self.number else "lower", 0.0, self.turn == 3
+
+
+def make_short_env(batch_size: int, *, seed: int | None, device: Any, folder: str) -> TextGameEnv:
+    """The environment of short texts."""
+    chat = Table(Path(folder)).chat
+    length = len(chat.encode_opening(ShortGame.opening)) + 3 * 28
+    options: Any = {"row_length": length, "action_length": 13, "batch_size": batch_size, "seed": seed or 0}
+    return TextGameEnv(ShortGame, chat, device=device, **options)
+
+
+def short_row(table: Table, place: Path, repeats: int) -> dict[str, Any]:
+    """Seconds of a game of PPO with short texts."""
+    kept = 2 if smoking() else 10
+    weights: Any = {"dtype": "bfloat16", "lora_rank": LORA["r"], "lora_layers": kept}
+    ours = Online(table, place / "short", "make_short_env", games=4 * GAMES, batch_size=GAMES, lr=1e-4, **weights)
+    try:
+        ours.iterate()
+        times = [seconds(ours.iterate) / ours.games[-1] for _ in range(1 if smoking() else repeats)]
+    finally:
+        ours.close()
+    return row("short texts, bfloat16, LoRA: a game of PPO", median(times), "s", 0.22, at_most=True)
 
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
@@ -391,22 +437,24 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 class Online:
     """Iterations of the recipe ``ppo``."""
 
-    def __init__(self, table: Table, place: Path, *, lora: bool) -> None:
-        weights: Any = {"lora_rank": LORA["r"], "lora_layers": len(table.last)} if lora else {}
-        task = {"task": "benchmarks.chat_model:make_env", "option": {"folder": str(table.folder)}}
-        sizes: Any = {"games": GAMES, "turns": TURNS, "batch_size": GAMES, "epochs": 1, "value_warmup": 0}
-        penalty: Any = {"kl_coef": KL, "kl_target": None, "lr": LR}
-        options = PPO(pretrained=str(table.folder), out=place, **task, **sizes, **penalty, **weights)
+    def __init__(self, table: Table, place: Path, env: str = "make_env", **more: Any) -> None:
+        task = {"task": f"benchmarks.chat_model:{env}", "option": {"folder": str(table.folder)}}
+        # A few games more end than were asked for: they fit into the one batch as well.
+        sizes: Any = {"games": GAMES, "turns": TURNS, "batch_size": 2 * GAMES, "epochs": 1, "value_warmup": 0}
+        given: Any = {**task, **sizes, "kl_coef": KL, "kl_target": None, "lr": LR, **more}
+        options = PPO(pretrained=str(table.folder), out=place, **given)
         start = load_initial_policy(options)
         self.loop = OnlineRun(options, start, kl_transform(options, start), PPOLearner(options, start))
         self.loop.games.restart(0)
         self.tokens: list[int] = []
+        self.games: list[int] = []
         self.watch, self.spent, self._play = Stopwatch(), 0.0, self.loop.games.play
         self.loop.games.play = self._counted  # type: ignore[method-assign]
 
     def _counted(self, **options: Any) -> CollectedGames:
         found = self._play(**options)
         self.tokens.append(int(found.rows.get(AGENT_MASK).sum()))
+        self.games.append(len(found.rows))
         return found
 
     def iterate(self) -> None:

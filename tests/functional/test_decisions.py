@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torchrl_lang.functional import decision_mask
-from torchrl_lang.functional.decisions import find_decisions, row_length
+from torchrl_lang.functional.decisions import find_decisions, row_length, until_last_decision
 
 
 def scan(row):
@@ -31,3 +31,12 @@ def test_any_ragged_batch(rows):
     assert len(found.row) == len(at) + len({row for row, *_ in at})  # one bootstrap state a row that decides
     assert decision_mask(agent).nonzero().tolist() == [[row, place] for row, place, *_ in at]
     assert row_length(real).tolist() == [len(row.rstrip(".")) for row in rows]
+    last = [row.rfind("a") for row in rows]  # a model reads what is before it, or one token
+    assert until_last_decision(real, agent).sum(-1).tolist() == [
+        min(max(end, 1), len(row.rstrip("."))) for end, row in zip(last, rows, strict=True)
+    ]
+    ended = torch.arange(len(rows)) % 2 == 0
+    until = until_last_decision(real, agent, ended)
+    assert torch.equal(until[ended], until_last_decision(real, agent)[ended])
+    assert torch.equal(until[~ended], real[~ended])
+    assert torch.equal(until, until & (until.cumprod(-1) > 0))  # from the beginning, without gaps

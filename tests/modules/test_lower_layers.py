@@ -1,4 +1,7 @@
-"""States below the first trained layer, which rows carry: read by all that share these layers, and by nobody else."""
+"""States below the first trained layer, which rows carry: read by all that share these layers, and by nobody else.
+
+They come from a pass over the rows or from the actor that played them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,12 @@ import importlib
 import pytest
 import torch
 
-from tests.modules.toys import CONTROL, KINDS, rows, sliding_lm, tiny_lm, use_exact_norms
+from tests.modules.toys import CONTROL, KINDS, TOKENIZER, rows, sliding_lm, tiny_lm, use_exact_norms
+from torchrl_lang.data import rows_from_rollout
+from torchrl_lang.envs import TextGameEnv
+from torchrl_lang.functional.decisions import until_last_decision
 from torchrl_lang.modules import (
+    Trunk,
     UtteranceActor,
     causal_lm,
     language_actor,
@@ -234,3 +241,104 @@ def test_others_are_computed(lm, handed, change):
     for one, other in zip(found[FROZEN_STATES].values(), expected[FROZEN_STATES].values(), strict=True):
         real = batch["attention_mask"][:, : one["states"].shape[1]]
         assert torch.equal(one["states"][real], other["states"][real])
+
+
+def player(kind="llama", *, lora=False, seed=0):
+    """A policy in double precision, two of whose three layers are frozen."""
+    lm = tiny_lm(kind, layers=3, max_length=60, seed=seed).double()
+    if lora:
+        peft = pytest.importorskip("peft")
+        targets = {"target_modules": ["q_proj"], "layers_to_transform": [2], "layers_pattern": "layers"}
+        lm = peft.get_peft_model(lm, peft.LoraConfig(r=2, **targets)).double()
+    actor = language_actor(lm)
+    if not lora:
+        train_top_layers(actor, 1)
+    return UtteranceActor(actor, CONTROL, 9, seed=seed)
+
+
+class LetterGame:
+    """An ``a`` ends it. The text depends on the seed, and every second game begins as the one before."""
+
+    def reset(self, seed):
+        return "bcd"[seed // 2 % 3] * (1 + seed // 2 % 2)
+
+    def step(self, text):
+        return "f" * (1 + len(text) % 3), 0.0, "a" in text
+
+
+def games_of(policy):
+    """Rows of games that end and begin again in their batch; after three turns they do not, but are truncated."""
+    options = {"row_length": 50, "action_length": 9, "max_turns": 3, "batch_size": [6], "seed": 1}
+    env = TextGameEnv(LetterGame, TOKENIZER, **options)
+    return rows_from_rollout(env.rollout(13, policy, break_when_any_done=False), unfinished="drop")
+
+
+def fill_their_slots(games):
+    """Bool ``[N]``: the last utterance has all nine tokens, and acting does not compute the state of the eighth."""
+    agent = games["agent_mask"]
+    begin = (agent & ~agent.roll(1, -1)) * torch.arange(agent.shape[-1])
+    return agent.cumsum(-1)[:, -1] - agent.cumsum(-1).gather(1, begin.amax(-1, keepdim=True))[:, 0] == 8
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_states_that_the_actor_computed_are_not_computed_again(lora, monkeypatch):
+    use_exact_norms(monkeypatch)
+    policy, computed = player(lora=lora), []
+    with policy.keeping_states():
+        games = games_of(policy)
+    ended = games["terminated"].squeeze(-1)
+    again = ~ended | fill_their_slots(games)
+    assert 6 < ended.sum() < len(games) - 3
+    assert (ended & again).any()
+    plain, frozen_states = with_frozen_states(player(lora=lora), games), Trunk.frozen_states
+    monkeypatch.setattr(
+        Trunk, "frozen_states", lambda trunk, *rows: computed.append(rows[0]) or frozen_states(trunk, *rows)
+    )
+    carrying = with_frozen_states(policy, games, decisions_only=True)
+    assert len(computed.pop(0)) == 1  # whether the model can be divided
+    assert sum(map(len, computed)) == again.sum()
+    read = until_last_decision(games["attention_mask"], games["agent_mask"], ended)
+    (entries,), (expected,) = carrying[FROZEN_STATES].values(), plain[FROZEN_STATES].values()
+    width = entries["states"].shape[1]
+    torch.testing.assert_close(entries["states"][read[:, :width]], expected["states"][:, :width][read[:, :width]])
+    assert torch.equal(entries["tokens"], ((games["tokens"] + 1) * read)[:, :width])
+    passes = calls(policy.decoder.actor[0].module.model)
+    found = row_log_prob(policy, carrying)
+    assert not passes
+    torch.testing.assert_close(found, row_log_prob(policy, games))
+
+
+@pytest.mark.parametrize("why", ["outside", "forgotten", "other weights", "gpt2", "no cache", "whole rows"])
+def test_states_that_were_not_kept_are_computed(why):
+    policy = player("gpt2" if why == "gpt2" else "llama")
+    if why == "no cache":
+        policy = UtteranceActor(policy.decoder.actor, policy.decoder.control, 9, prefix_cache=False)
+    with policy.keeping_states():
+        games = games_of(policy)
+    if why == "outside":  # of two batches of games the second is not kept
+        policy.forget()
+        games = games_of(policy)
+    elif why == "forgotten":
+        policy.forget()
+    elif why == "other weights":
+        with torch.no_grad():
+            next(policy.decoder.actor.parameters()).mul_(2)
+    found = with_frozen_states(policy, games, decisions_only=why != "whole rows")
+    plain = with_frozen_states(policy.decoder.actor, games)
+    (entries,), (expected,) = found[FROZEN_STATES].values(), plain[FROZEN_STATES].values()
+    read = entries["tokens"] > 0
+    torch.testing.assert_close(entries["states"][read], expected["states"][:, : read.shape[1]][read])
+    kept = policy.kept_states()
+    assert (kept is None) == (why not in ("other weights", "whole rows"))
+
+
+def test_upper_layers_may_change_between_acting_and_training():
+    policy = player()
+    with policy.keeping_states():
+        games = games_of(policy)
+    with torch.no_grad():
+        next(transformer_blocks(policy.decoder.actor)[2].parameters()).mul_(2)
+    carrying, passes = with_frozen_states(policy, games, decisions_only=True), calls(policy)
+    found = row_log_prob(policy, carrying)
+    assert not passes
+    torch.testing.assert_close(found, row_log_prob(policy, games))

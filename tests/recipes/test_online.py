@@ -81,7 +81,7 @@ def test_layers_that_do_not_train_are_computed_once_for_reference_and_epochs(rec
         read.clear()
         assert main(arguments(recipe, start, tmp_path / name, "--top-layers", "1", *SHORT, "--epochs", "2")) == 0
         assert bool(read) == (name == "carried")
-        monkeypatch.setattr(online, "with_frozen_states", lambda actor, rows: rows)
+        monkeypatch.setattr(online, "with_frozen_states", lambda actor, rows, **options: rows)
     for carried, plain in zip(*(log_of(tmp_path / name) for name in ("carried", "plain")), strict=True):
         assert float(carried["kl"]) == pytest.approx(float(plain["kl"]), rel=1e-3, abs=1e-5)
 

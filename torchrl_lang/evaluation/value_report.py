@@ -168,7 +168,7 @@ def _measure(
     batch, scorer = DecisionBatch.read(rows), RowScorer(actor)
     if batch.empty:
         return [torch.zeros(0)] * 5
-    states = scorer.states(batch)
+    states = scorer.states(batch, whole=True)
     number, width = batch.tokens.shape
     last = (row_length(batch.attention_mask) - 1).clamp_min(0)
     ends = torch.arange(number, device=last.device) * width + last

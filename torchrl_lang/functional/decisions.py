@@ -55,6 +55,24 @@ def row_length(attention_mask: Tensor) -> Tensor:
     return attention_mask.sum(-1)
 
 
+def until_last_decision(attention_mask: Tensor, agent_mask: Tensor, terminated: Tensor | None = None) -> Tensor:
+    """True up to the last decision of each row, at least at its first token, ``bool [*B, T]``.
+
+    Attention is causal, so a model that reads these tokens has the states of all decisions. Where ``terminated``,
+    ``bool [*B]``, is False the whole row counts, because its last state bootstraps.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.functional.decisions import until_last_decision
+        >>> until_last_decision(torch.ones(1, 5, dtype=torch.bool), torch.tensor([[False, True, False, True, False]]))
+        tensor([[ True,  True,  True, False, False]])
+    """
+    position = torch.arange(agent_mask.shape[-1], device=agent_mask.device)
+    end = torch.where(agent_mask, position, 0).amax(-1)  # the last of the agent's tokens, which is not read
+    end = end if terminated is None else torch.where(terminated, end, row_length(attention_mask))
+    return attention_mask & (position < end.clamp_min(1)[..., None])
+
+
 def utterance_ends(tokens: Tensor, attention_mask: Tensor, agent_mask: Tensor, end_of_action: int) -> Tensor:
     """True at the end-of-action token of each utterance, ``bool [*B, T]``.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_lang import schema
 from torchrl_lang.functional import decision_mask, shift_left
+from torchrl_lang.functional.decisions import until_last_decision
 from torchrl_lang.functional.kl import categorical_entropy
 from torchrl_lang.functional.precision import upcast_half
 from torchrl_lang.modules.actor import LOGITS, linear_layer, split_actor
@@ -139,13 +140,17 @@ class RowScorer:
         """Whether values change the distribution."""
         return self.decoder is not None and self.decoder.rule.guidance is not None
 
-    def states(self, batch: DecisionBatch) -> States:
-        """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``."""
+    def states(self, batch: DecisionBatch, *, whole: bool = False) -> States:
+        """Run the trunk (and the values' own trunk, if any) over the rows, each state ``[B, W, ...]``.
+
+        The rows are read up to their last decisions, unless states behind these are needed, too.
+        """
         trunk = self.actor_parts.trunk
         value_trunk = None if self.decoder is None else self.decoder.value_trunk
         features = batch.features if reads_features(trunk) or reads_features(value_trunk) else None
         frozen = batch.rows.get(schema.FROZEN_STATES, None)
-        rows = (batch.tokens, batch.attention_mask, features, None if frozen is None else frozen.reshape(-1))
+        real = batch.attention_mask if whole else until_last_decision(batch.attention_mask, batch.agent_mask)
+        rows = (batch.tokens, real, features, None if frozen is None else frozen.reshape(-1))
         states = read_rows(trunk, *rows)
         value: States = {}
         if value_trunk is not None:

@@ -19,7 +19,7 @@ from torchrl_lang import schema
 from torchrl_lang._checks import check_given, check_options
 from torchrl_lang.functional import decision_mask, shift_left, turn_end_mask
 from torchrl_lang.functional.advantages import clock
-from torchrl_lang.functional.decisions import find_decisions, trained_states
+from torchrl_lang.functional.decisions import find_decisions, row_length, trained_states, until_last_decision
 from torchrl_lang.functional.value_terms import divisor, masked_mean
 from torchrl_lang.modules.actor import LOGITS, split_actor
 from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
@@ -404,7 +404,7 @@ class RowLoss(ReferenceHolder, LossModule):
         next_reward = shift_left(reward)
         ended = entries.get("terminated", torch.ones_like(attention[:, :1])).reshape(-1)
         return TransitionBatch(
-            rows=self._trunk_input(tensordict, tokens, self._read(attention, decision, ended)),
+            rows=self._trunk_input(tensordict, tokens, self._read(attention, agent_mask, ended)),
             shape=tensordict.get(self.tensor_keys.tokens).shape,
             tokens=tokens,
             attention_mask=attention,
@@ -475,11 +475,12 @@ class RowLoss(ReferenceHolder, LossModule):
         at_tokens = [(batch.at_tokens(broken & batch.counts), text) for broken, text in rules]
         batch.place = refuse(batch.place, at_tokens, batch.tokens)
 
-    def _read(self, attention: Tensor, decision: Tensor, terminated: Tensor) -> Tensor:
+    def _read(self, attention: Tensor, agent_mask: Tensor, terminated: Tensor) -> Tensor:
         """Bool ``[B, T]``: the tokens up to the last state of each row that a term reads; no other is computed."""
-        position, length = torch.arange(attention.shape[-1], device=attention.device), attention.sum(-1)
-        last = length - 1 if self.transition_weight else torch.where(decision, position + 1, 0).amax(-1)
-        end = torch.where(terminated, last, length).clamp_min(1)  # where nothing ended, the last state bootstraps
+        if not self.transition_weight:
+            return until_last_decision(attention, agent_mask, terminated)
+        position = torch.arange(attention.shape[-1], device=attention.device)
+        end = (row_length(attention) - terminated.long()).clamp_min(1)  # nothing follows the last token of an ended row
         return attention & (position < end[:, None])
 
     def _trunk_input(self, tensordict: TensorDictBase, tokens: Tensor, read: Tensor) -> TensorDictBase:

@@ -296,7 +296,7 @@ def frozen_behavior(loss: RowLoss, batch: DecisionBatch) -> Behavior:
     reference.check_unchanged()
     scorer = loss._scorer(loss._scorer(reference.actor).language_actor)
     with reference.eval_mode(), torch.no_grad():
-        return Behavior(scorer, scorer.states(batch), reference.eval_mode)
+        return Behavior(scorer, scorer.states(batch, whole=True), reference.eval_mode)
 
 
 def check_frozen(loss: str, name: str, frozen: Any, actor: object) -> None:

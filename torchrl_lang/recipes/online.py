@@ -312,17 +312,17 @@ class OnlineRun:
             with all_gathered():  # processes take turns of their own
                 chosen = self.learner.draw(partial(self._play, drawn, to_end))
             if FROZEN_STATES not in chosen.keys() and len(chosen) and _ranks.size() == 1:  # of earlier games
-                chosen = with_frozen_states(self.start.policy, chosen)
+                chosen = with_frozen_states(self.start.policy, chosen, decisions_only=True)
         return chosen
 
     def _play(self, drawn: _Drawn, to_end: bool) -> TensorDictBase:
         """Rows of new games with their KL penalty."""
         began = time.perf_counter()
-        with torch.autocast(self.options.torch_device().type, enabled=False):  # the policy has its own
-            own = self.games.play(to_end=to_end)
+        # Layers that never change are computed once, for acting, the reference and all epochs.
+        with torch.autocast(self.options.torch_device().type, enabled=False), self.start.policy.keeping_states():
+            own = self.games.play(to_end=to_end)  # the policy has an autocast of its own
         drawn.seconds += time.perf_counter() - began
-        # Layers that never change are computed once, for the reference and all epochs.
-        rows = with_frozen_states(self.start.policy, own.rows)
+        rows = with_frozen_states(self.start.policy, own.rows, decisions_only=True)
         rows = self.kl(rows if self.engine is None else score_as_trainer(self.start.policy, rows))
         if _ranks.size() > 1:  # every process has the rows of all, and learns from its share of each batch
             rows = gather_rows(rows.exclude(FROZEN_STATES))
@@ -365,7 +365,7 @@ class OnlineRun:
             if _ranks.size() == 1:  # its rows have these states already
                 return batch
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.bf16):
-                return with_frozen_states(self.start.policy, batch)
+                return with_frozen_states(self.start.policy, batch, decisions_only=True)
 
         self.learner.loss.eval()  # no dropout, as in acting
         steps = train_steps(

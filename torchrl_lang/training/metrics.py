@@ -119,14 +119,14 @@ class FiniteCheck:
 
 
 def check_parameters(module: nn.Module, when: str) -> None:
-    """Raise if a parameter of a module is not finite; synchronizes with the device once.
+    """Raise if a trained parameter of a module is not finite; synchronizes with the device once.
 
     Raises:
         NonFiniteError: names the first of these parameters, and ``when`` it was.
     """
-    for found in nonfinite_parameters({"loss": module})[:1]:
-        name = found.removeprefix("loss/")
-        value = local_part(module.get_parameter(name).detach())
+    trained = {name: local_part(value.detach()) for name, value in module.named_parameters() if value.requires_grad}
+    for name in _nonfinite(trained)[:1]:
+        value = trained[name]
         raise NonFiniteError({f"the parameter {name}": float(value[~value.isfinite()][0])}, when)
 
 
@@ -135,8 +135,12 @@ def nonfinite_parameters(objects: Mapping[str, Any]) -> list[str]:
 
     Synchronizes with each device once.
     """
-    named = [(name, local_part(value)) for key, item in objects.items() for name, value in _parameters(key, item)]
-    finite = {name: value.isfinite().all() for name, value in named if value.is_floating_point() and value.numel()}
+    found = (named for key, item in objects.items() for named in _parameters(key, item))
+    return _nonfinite({name: local_part(value) for name, value in found})
+
+
+def _nonfinite(named: Mapping[str, Tensor]) -> list[str]:
+    finite = {name: x.isfinite().all() for name, x in named.items() if x.is_floating_point() and x.numel()}
     return [name for name, good in to_scalars(finite).items() if not good]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from torchrl_lang.modules.frozen.frozen_states import block_list
 from torchrl_lang.modules.hugging_face import attention_windows
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ class RowCache(Cache):
         self._positions: Tensor | None = None
         self._slots: Tensor | None = None
         self._dtype: torch.dtype | None = None
+        self.kept_below = 0
+        """A number of layers, whose output is kept as well; 0 for none."""
 
     def extend(
         self,
@@ -79,10 +84,33 @@ class RowCache(Cache):
             self._dtype = _common_dtype(trunk.model)
         slots = self.expect(tokens, positions, visible, rows=rows, rounded=trunk.compiled)
         more: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
-        if positions is None:
+        if positions is not None:
+            more = {"position_ids": positions, "attention_mask": _mask(trunk, positions, slots, self._dtype), **more}
+        with self._keeping(trunk):
             return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
-        more = {"position_ids": positions, "attention_mask": _mask(trunk, positions, slots, self._dtype), **more}
-        return trunk.states(tokens, past_key_values=self, use_cache=True, **more)
+
+    @contextmanager
+    def _keeping(self, trunk: Trunk) -> Iterator[None]:
+        """Keep the output of the lower layers as well, as keys and values of one more layer."""
+        if not self.kept_below:
+            yield
+            return
+        blocks = block_list(trunk.model)[1]
+
+        def keep(block: nn.Module, args: Any, output: Any) -> None:
+            states = output[0] if isinstance(output, tuple) else output
+            self.update(*states.unsqueeze(1).chunk(2, -1), layer_idx=len(blocks))
+
+        hook = blocks[self.kept_below - 1].register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def kept_states(self, row: int, length: int) -> Tensor:
+        """The output of the lower layers at the first tokens of a row, ``[L, H]``."""
+        layer = self.layers[-1]
+        return torch.cat([half[row, :length].flatten(1) for half in (layer.keys, layer.values)], -1)
 
     def expect(
         self, tokens: Tensor, positions: Tensor | None, visible: int | None, rows: Tensor | None, rounded: bool = False

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_lang.modules.features import RowFeatures
+from torchrl_lang.modules.frozen.frozen_states import states_name
+from torchrl_lang.modules.frozen.kept_states import KeptStates
 from torchrl_lang.modules.sharding import local_part
 from torchrl_lang.modules.trunk import Trunk
 
@@ -143,7 +145,9 @@ class Transcripts:
     features are before those of its tokens.
     """
 
-    def __init__(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device, *, keep_states: bool = False
+    ) -> None:
         from torchrl_lang.modules.decoding.cache import RowCache  # transformers
         from torchrl_lang.modules.decoding.gpt2_step import GPT2Step
 
@@ -156,6 +160,11 @@ class Transcripts:
         self.tokens = torch.zeros(n, size, dtype=torch.int64, device=device)
         self.known = torch.zeros(n, dtype=torch.int64, device=device)  # number of cached tokens of each row
         self.place = torch.arange(n, device=device)  # the place in the batch of each row of the cache
+        self.kept: KeptStates | None = None  # of rows that have ended, below the first trained layer of the first trunk
+        below = trunks[0].frozen_layers if keep_states and self._steps[0] is None else 0
+        if below:
+            self.caches[0].kept_below = below
+            self.kept = KeptStates(str(states_name(trunks[0].model, below)))
 
     def steps(self, trunks: Sequence[Trunk]) -> list[GPT2Step | None]:
         """The fast step of each trunk; None if a model is no longer plain, e.g. has a new hook."""
@@ -199,14 +208,31 @@ class Transcripts:
         """
         width = min(tokens.shape[-1], self.size)
         position = torch.arange(width, device=tokens.device)
-        cached = position < torch.minimum(self.known, length[self.place] - 1)[:, None]
-        same = cached & (self.tokens[:, :width] == tokens[self.place, :width])
-        self.known = torch.where(same, width, position).amin(-1)
+        limit = torch.minimum(self.known, length[self.place] - 1)
+        same = (position < limit[:, None]) & (self.tokens[:, :width] == tokens[self.place, :width])
+        common = torch.where(same, width, position).amin(-1)
+        if self.kept is not None:
+            self._keep(self.kept, common < self.known)
+        self.known = common
         if features is not None:
             self.known = self.known * features.select(self.place).equals(self.features)
         if not bool(self.known.any()):
             self.place = torch.arange(tokens.shape[0], device=tokens.device)
         self.features = None if features is None else features.select(self.place)
+
+    def _keep(self, kept: KeptStates, rows: Tensor) -> None:
+        """Add the states of these cached rows, bool ``[N]``, to those that are kept."""
+        for row in rows.nonzero().squeeze(-1).tolist():
+            length = int(self.known[row])
+            kept.add(self.tokens[row, :length], self.caches[0].kept_states(row, length))
+
+    def kept_states(self) -> KeptStates | None:
+        """The states below the first trained layer of all rows so far; None if they were not to be kept."""
+        if self.kept is None:
+            return None
+        found = self.kept.copy()
+        self._keep(found, self.known > 0)
+        return found
 
     def read(self, tokens: Tensor, length: Tensor) -> None:
         """Record that the first rows are cached up to these lengths."""
@@ -231,6 +257,8 @@ class PrefixCache:
     def __init__(self) -> None:
         self.transcripts: Transcripts | None = None
         """Those to store for the next call; None frees them."""
+        self.keep_states = False
+        """Whether new transcripts keep the states below the first trained layer."""
 
     def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
         """Transcripts of ``n`` rows with room for ``size`` tokens; empty ones for another batch or changed weights."""
@@ -238,7 +266,7 @@ class PrefixCache:
         fits = found is not None and found.place.shape[0] == n and found.place.device == device
         if found is None or not fits or not found.snapshot.unchanged(trunks):
             del found  # free its memory before allocating
-            return Transcripts(trunks, n, size, device)
+            return Transcripts(trunks, n, size, device, keep_states=self.keep_states)
         if size > found.size:
             found.grow(max(size, found.size * 3 // 2))
         return found

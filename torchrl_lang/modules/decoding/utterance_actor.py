@@ -20,6 +20,7 @@ from torchrl_lang.modules.decoding.guidance import ValueGuidance
 from torchrl_lang.modules.decoding.next_token import NextTokenDistribution, StopStrings
 from torchrl_lang.modules.decoding.prefix_cache import PrefixCache
 from torchrl_lang.modules.features import RowFeatures
+from torchrl_lang.modules.frozen.kept_states import KeptStates
 from torchrl_lang.modules.head_values import STATE_VALUE
 from torchrl_lang.modules.hugging_face import is_stochastic
 from torchrl_lang.modules.row_scoring import DecisionBatch, RowScorer
@@ -358,6 +359,28 @@ class UtteranceActor(TensorDictModuleBase):
         """Free the cached keys and values; the next call reads its rows from the beginning."""
         if self._prefix_cache is not None:
             self._prefix_cache.transcripts = None
+
+    @contextmanager
+    def keeping_states(self) -> Iterator[None]:
+        """Keep the states below the first trained layer that calls in this block compute, for training on their rows.
+
+        Until :meth:`forget` or a change of weights :func:`~torchrl_lang.modules.with_frozen_states` takes them instead
+        of reading the rows again, in this process. They need the ``prefix_cache`` and frozen layers, see
+        :func:`~torchrl_lang.modules.train_top_layers`, take ``H`` numbers for each token of each row, up to a gigabyte,
+        and equal what a pass over whole rows gives, up to rounding. GPT-2, whose steps have code of their own, keeps
+        none.
+        """
+        cache = self._prefix_cache or PrefixCache()
+        cache.keep_states = True
+        try:
+            yield
+        finally:
+            cache.keep_states = False
+
+    def kept_states(self) -> KeptStates | None:
+        """What was kept in :meth:`keeping_states`, if anything was."""
+        transcripts = None if self._prefix_cache is None else self._prefix_cache.transcripts
+        return None if transcripts is None else transcripts.kept_states()
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
         """The distribution over utterances at each row, with ``log_prob(action)`` and ``entropy()``, each ``[*B]``.

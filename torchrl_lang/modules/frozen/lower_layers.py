@@ -9,11 +9,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_lang.functional.decisions import until_last_decision
 from torchrl_lang.modules.frozen.frozen_copy import fingerprint
 from torchrl_lang.modules.frozen.frozen_states import autocast_of, block_list, lower_weights, states_name
+from torchrl_lang.modules.frozen.kept_states import KeptStates
 from torchrl_lang.modules.hugging_face import FINAL_NORMS, eval_mode
 from torchrl_lang.modules.trunk import Trunk, first_trunk, unwrapped
-from torchrl_lang.schema import ATTENTION_MASK, FROZEN_STATES, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FROZEN_STATES, TERMINATED, TOKENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,7 +90,9 @@ def _in_own_dtype(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str,
     return (args[0].to(dtype), *args[1:]), kwargs
 
 
-def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | None = None) -> TensorDictBase:
+def with_frozen_states(
+    actor: nn.Module, rows: TensorDictBase, *, limit: int | None = None, decisions_only: bool = False
+) -> TensorDictBase:
     """Rows that carry the states below the first trained layer, so that no pass over them computes these again.
 
     For training in which the lower layers never change, see :func:`train_top_layers`, if rows are read several times:
@@ -97,10 +101,17 @@ def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | N
     :func:`~torchrl_lang.modules.row_log_prob`; others read the tokens, and so does one whose rows have changed. Hidden
     states, losses and gradients are the same.
 
+    States that an :class:`~torchrl_lang.modules.UtteranceActor` has computed while it acted, see
+    :meth:`~torchrl_lang.modules.UtteranceActor.keeping_states`, are not computed again. It has never read the end of a
+    row behind its last decision, so this needs ``decisions_only``.
+
     Args:
         actor: a language actor, an utterance actor or a loss with one; its first trunk is used.
         rows: ``[*B]``, with ``tokens`` (int64) and ``attention_mask`` (bool), ``[*B, T]``. Not changed.
         limit: bytes that the states may take; default any number.
+        decisions_only: only up to the last decision of each row by its ``agent_mask``, and all of rows that are not
+            ``terminated``, bool ``[*B, 1]``: what the losses of policies without a ``transition_weight``, their values
+            and references read. What reads further reads the tokens.
 
     Returns:
         A shallow copy with the entry ``frozen_states``, up to the longest row: as many bytes as states,
@@ -123,6 +134,8 @@ def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | N
     if trunk is None or not trunk.frozen_layers or not rows.get(TOKENS).numel():
         return rows
     tokens, mask = rows.get(TOKENS).long(), rows.get(ATTENTION_MASK)
+    if decisions_only:
+        mask = until_last_decision(mask, rows.get(AGENT_MASK), rows.get(TERMINATED).squeeze(-1))
     longest = max(int(mask.sum(-1).max()), 1)
     shape, device = tokens.shape[:-1], trunk.model.device
     tokens, mask = (entry[..., :longest].reshape(-1, longest) for entry in (tokens, mask))
@@ -131,10 +144,19 @@ def with_frozen_states(actor: nn.Module, rows: TensorDictBase, *, limit: int | N
         return rows
     if not _divides(trunk, tokens[:1].to(device)):
         return rows
-    size = max(_STATES_AT_ONCE // numbers, 1)
-    parts = zip(tokens.split(size), mask.split(size), strict=True)
-    states = [trunk.frozen_states(own.to(device), real.to(device)).to(tokens.device) for own, real in parts]
-    return rows.copy().set(FROZEN_STATES, torch.cat(states).reshape(shape))
+    name = str(states_name(trunk.model, trunk.frozen_layers))
+    kept: KeptStates | None = actor.kept_states() if hasattr(actor, "kept_states") else None
+    kept = kept if kept is not None and kept.name == name else KeptStates(name)
+    states: list[Any] = kept.find(tokens, mask.sum(-1))
+    unread, size = [row for row, own in enumerate(states) if own is None], max(_STATES_AT_ONCE // numbers, 1)
+    for start in range(0, len(unread), size):
+        part = unread[start : start + size]
+        found = trunk.frozen_states(tokens[part].to(device), mask[part].to(device)).get((name, "states"))
+        for row, own in zip(part, found, strict=True):
+            states[row] = own
+    states = [own.to(tokens.device) for own in states]
+    entries = {"states": nn.utils.rnn.pad_sequence(states, batch_first=True), TOKENS: (tokens + 1) * mask}
+    return rows.copy().set(FROZEN_STATES, TensorDict({name: entries}, batch_size=[len(tokens)]).reshape(shape))
 
 
 def _divides(trunk: Trunk, row: Tensor) -> bool:
