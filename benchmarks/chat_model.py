@@ -29,7 +29,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -360,14 +362,14 @@ class Plain:
 
 def online_rows(table: Table, place: Path, repeats: int, *, lora: bool) -> list[dict[str, Any]]:
     name = "LoRA" if lora else "all weights"
-    weights: Any = {"lora_rank": LORA["r"], "lora_layers": len(table.last)} if lora else {}
-    ours = Online(table, place / f"ppo, {name}", **weights)
+    ours = Online(table, place / f"ppo, {name}", **lora_options(table, lora))
     try:
         turns, tokens = grpo(table, place / f"grpo, {name}", ours, repeats, lora=lora)
     finally:
         ours.close()
     speeds = {"ours": [n / s for n, s in zip(ours.tokens[-len(turns["ours"]) :], turns["ours"], strict=True)]}
     speeds["GRPO"] = [n / s for n, s in zip(tokens[-len(turns["GRPO"]) :], turns["GRPO"], strict=True)]
+    peaks = {side: peak_of(table.folder, place / f"peak of {side}, {name}", side, lora) for side in ("PPO", "GRPO")}
     over = median(a / b for a, b in zip(speeds["ours"], speeds["GRPO"], strict=True))
     shares = ", ".join(f"{part} {share:.0%}" for part, share in ours.shares().items())
     return [
@@ -376,7 +378,13 @@ def online_rows(table: Table, place: Path, repeats: int, *, lora: bool) -> list[
         row(f"{name}: GRPO iteration, tokens of the agent", median(speeds["GRPO"]), "tokens/s"),
         row(f"{name}: a game of PPO", per_game(turns["ours"], ours.games), "s"),
         row(f"{name}: a game of GRPO", median(s / GAMES for s in turns["GRPO"]), "s"),
+        *(row(f"{name}: {side} iteration, peak memory of its process", peak, "MB") for side, peak in peaks.items()),
     ]
+
+
+def lora_options(table: Table, lora: bool) -> dict[str, Any]:
+    """Options of the recipe."""
+    return {"lora_rank": LORA["r"], "lora_layers": len(table.last)} if lora else {}
 
 
 def per_game(times: list[float], games: list[int]) -> float:
@@ -521,11 +529,15 @@ def grpo(
     table: Table, place: Path, ours: Online, repeats: int, *, lora: bool
 ) -> tuple[dict[str, list[float]], list[int]]:
     """Seconds of iterations of both, in turns, and the tokens that the model wrote in TRL's."""
+    turns, tokens = Turns({"ours": ours.iterate}, "GRPO"), []
+    grpo_trainer(table, shared(place, repeats), tokens, lora=lora, callbacks=[turns]).train()
+    return turns.times, tokens
+
+
+def grpo_trainer(table: Table, options: dict[str, Any], tokens: list[int], *, lora: bool, **more: Any) -> Any:
+    """TRL's trainer; it appends to ``tokens`` how many the model wrote in each iteration."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
-
-    turns = Turns({"ours": ours.iterate}, "GRPO")
-    tokens: list[int] = []
 
     class Counting(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -535,7 +547,7 @@ def grpo(
 
     prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}]  # the opening follows
     data = [{"prompt": prompt, "seed": seed} for seed in range(64)]
-    trainer = Counting(
+    return Counting(
         model=table.theirs(),
         args=GRPOConfig(
             per_device_train_batch_size=GAMES,
@@ -543,13 +555,30 @@ def grpo(
             max_completion_length=TURNS * (NEW_TOKENS + 40),
             max_tool_calling_iterations=TURNS - 1,
             beta=KL,
-            **shared(place, repeats),
+            **options,
         ),
         train_dataset=Dataset.from_list(data),
         processing_class=calling_tokenizer(table.folder),
         environment_factory=GuessTool,
         peft_config=adapters(layers_to_transform=table.last) if lora else None,
-        callbacks=[turns],
+        **more,
     )
-    trainer.train()
-    return turns.times, tokens
+
+
+def peak_of(folder: Path, place: Path, side: str, lora: bool) -> float:
+    """Megabytes of a process that runs one iteration of ours, ``"PPO"``, or of TRL's, ``"GRPO"``."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_one_iteration, folder, place, side, lora).result()
+
+
+@one_core()
+def _one_iteration(folder: Path, place: Path, side: str, lora: bool) -> float:
+    table = Table(folder)
+    if side == "PPO":
+        ours = Online(table, place, **lora_options(table, lora))
+        ours.iterate()
+        ours.close()
+    else:
+        grpo_trainer(table, shared(place, 1) | {"max_steps": 1}, [], lora=lora).train()
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) / 1024  # getrusage would count the process that began this one, too

@@ -99,7 +99,8 @@ class RowCache(Cache):
 
         def keep(block: nn.Module, args: Any, output: Any) -> None:
             states = output[0] if isinstance(output, tuple) else output
-            self.update(*states.unsqueeze(1).chunk(2, -1), layer_idx=len(blocks))
+            first, second = states.unsqueeze(1).chunk(2, -1)
+            self.update(first, second, len(blocks))
 
         hook = blocks[self.kept_below - 1].register_forward_hook(keep)
         try:

@@ -145,8 +145,8 @@ def with_frozen_states(
     if not _divides(trunk, tokens[:1].to(device)):
         return rows
     name = str(states_name(trunk.model, trunk.frozen_layers))
-    kept: KeptStates | None = actor.kept_states() if hasattr(actor, "kept_states") else None
-    kept = kept if kept is not None and kept.name == name else KeptStates(name)
+    of_actor: KeptStates | None = getattr(actor, "kept_states", lambda: None)()
+    kept = of_actor if of_actor is not None and of_actor.name == name else KeptStates(name)
     states: list[Any] = kept.find(tokens, mask.sum(-1))
     unread, size = [row for row, own in enumerate(states) if own is None], max(_STATES_AT_ONCE // numbers, 1)
     for start in range(0, len(unread), size):
