@@ -371,9 +371,12 @@ def online_rows(table: Table, place: Path, repeats: int, *, lora: bool) -> list[
     speeds["GRPO"] = [n / s for n, s in zip(tokens[-len(turns["GRPO"]) :], turns["GRPO"], strict=True)]
     peaks = {side: peak_of(table.folder, place / f"peak of {side}, {name}", side, lora) for side in ("PPO", "GRPO")}
     over = median(a / b for a, b in zip(speeds["ours"], speeds["GRPO"], strict=True))
+    games = [n / s for n, s in zip(ours.games[-len(turns["ours"]) :], turns["ours"], strict=True)]
+    more = median(n * s / GAMES for n, s in zip(games, turns["GRPO"], strict=True))
     shares = ", ".join(f"{part} {share:.0%}" for part, share in ours.shares().items())
     return [
         row(f"{name}: PPO iteration / TRL's GRPO iteration, tokens/s", over, "x", 3.0, note=shares),
+        row(f"{name}: PPO iteration / TRL's GRPO iteration, games/s", more, "x"),
         row(f"{name}: PPO iteration, tokens of the agent", median(speeds["ours"]), "tokens/s"),
         row(f"{name}: GRPO iteration, tokens of the agent", median(speeds["GRPO"]), "tokens/s"),
         row(f"{name}: a game of PPO", per_game(turns["ours"], ours.games), "s"),

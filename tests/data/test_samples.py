@@ -24,6 +24,8 @@ def test_prompts_and_outputs_alternate():
     for sample in ([], ["a", "b", "c"], ["a", 3]):
         with pytest.raises(ValueError, match="Sample 1 must be a text, or prompts and outputs in turn"):
             from_samples(["a", sample], [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"reward of sample 1 must be one number, got \[1.0\]"):
+        from_samples(["a", "b"], [1.0, [1.0]])
 
 
 LETTERS = CharTokenizer.from_alphabet("abcdef")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from tensordict import TensorDict
@@ -29,8 +29,8 @@ def from_samples(samples: Sequence[str | Sequence[str]], rewards: Sequence[float
         rewards: a number for each sample.
 
     Raises:
-        ValueError: a sample has no text, no output after its last prompt or other content than texts, or the numbers of
-            samples and rewards differ.
+        ValueError: a sample has no text, no output after its last prompt or other content than texts, a reward is no
+            number, or the numbers of samples and rewards differ.
 
     Examples:
         >>> from torchrl_lang.data import from_samples
@@ -50,6 +50,8 @@ def _episode(number: int, sample: str | Sequence[str], reward: float) -> Episode
     if not texts or len(texts) % 2 or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"Sample {number} must be a text, or prompts and outputs in turn, got {shorten(sample)}.")
     turns = [Turn(text, 0.0 if place % 2 else None) for place, text in enumerate(texts)]
+    if not isinstance(reward, SupportsFloat):
+        raise ValueError(f"The reward of sample {number} must be one number, got {shorten(reward)}.")
     turns[-1] = Turn(texts[-1], float(reward))
     return Episode(turns if texts[0] else turns[1:], terminated=True)
 
