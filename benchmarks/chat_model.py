@@ -391,7 +391,7 @@ def lora_options(table: Table, lora: bool) -> dict[str, Any]:
 
 
 def per_game(times: list[float], games: list[int]) -> float:
-    """Seconds of a game in the last iterations, which ended so many games."""
+    """Seconds of a game in the last iterations, which ended these numbers of games."""
     return median(s / n for s, n in zip(times, games[-len(times) :], strict=True))
 
 
