@@ -125,13 +125,14 @@ def test_models_as_the_hub_has_them(tmp_path):
     assert "holds wte.weight as I32" in refused(tmp_path, load_causal_lm)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "gpt_bigcode", "opt"])
 def test_models_from_scratch_have_the_size_asked_for_and_no_dropout(kind):
     lm = causal_lm(kind, vocab_size=11, layers=3, width=8, heads=2, max_length=16, pad=7)
     config = lm.config
     assert lm.get_input_embeddings().weight.shape == (11, 8)
     assert (config.num_hidden_layers, config.max_position_embeddings, config.pad_token_id) == (3, 16, 7)
-    assert all(module.p == 0 for module in lm.modules() if isinstance(module, nn.Dropout))
+    tokens = torch.arange(11)[None]
+    assert torch.equal(lm.train()(tokens).logits, lm(tokens).logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)

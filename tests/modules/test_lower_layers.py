@@ -266,9 +266,9 @@ class LetterGame:
         return "f" * (1 + len(text) % 3), 0.0, "a" in text
 
 
-def games_of(policy):
+def games_of(policy, batch=6):
     """Rows of games that end and begin again in their batch; after three turns they do not, but are truncated."""
-    options = {"row_length": 50, "action_length": 9, "max_turns": 3, "batch_size": [6], "seed": 1}
+    options = {"row_length": 50, "action_length": 9, "max_turns": 3, "batch_size": [batch], "seed": 1}
     env = TextGameEnv(LetterGame, TOKENIZER, **options)
     return rows_from_rollout(env.rollout(13, policy, break_when_any_done=False), unfinished="drop")
 
@@ -308,28 +308,57 @@ def test_states_that_the_actor_computed_are_not_computed_again(lora, monkeypatch
     torch.testing.assert_close(found, row_log_prob(policy, games))
 
 
-@pytest.mark.parametrize("why", ["outside", "forgotten", "other weights", "gpt2", "no cache", "whole rows"])
+@pytest.mark.parametrize("why", ["outside", "forgotten", "other weights", "gpt2", "no cache", "whole rows", "a block"])
 def test_states_that_were_not_kept_are_computed(why):
     policy = player("gpt2" if why == "gpt2" else "llama")
     if why == "no cache":
         policy = UtteranceActor(policy.decoder.actor, policy.decoder.control, 9, prefix_cache=False)
     with policy.keeping_states():
         games = games_of(policy)
-    if why == "outside":  # of two batches of games the second is not kept
-        policy.forget()
+    if why == "outside":
         games = games_of(policy)
     elif why == "forgotten":
         policy.forget()
     elif why == "other weights":
         with torch.no_grad():
             next(policy.decoder.actor.parameters()).mul_(2)
+    elif why == "a block":  # the states of an earlier one are freed
+        with policy.keeping_states():
+            pass
+    again = known(policy, games, decisions_only=why != "whole rows")
+    assert again < (5 if why == "outside" else 1)  # a short game may be played twice
     found = with_frozen_states(policy, games, decisions_only=why != "whole rows")
-    plain = with_frozen_states(policy.decoder.actor, games)
-    (entries,), (expected,) = found[FROZEN_STATES].values(), plain[FROZEN_STATES].values()
+    (entries,), (expected,) = (
+        one[FROZEN_STATES].values() for one in (found, with_frozen_states(policy.decoder.actor, games))
+    )
     read = entries["tokens"] > 0
     torch.testing.assert_close(entries["states"][read], expected["states"][:, : read.shape[1]][read])
-    kept = policy.kept_states()
-    assert (kept is None) == (why not in ("other weights", "whole rows"))
+    assert (policy.kept_states() is None) == (why in ("forgotten", "gpt2", "no cache", "a block"))
+
+
+def known(policy, games, **options):
+    """The number of rows whose states are not computed again."""
+    with pytest.MonkeyPatch.context() as patched:
+        computed, frozen_states = [], Trunk.frozen_states
+        patched.setattr(Trunk, "frozen_states", lambda *rows: computed.extend(rows[1]) or frozen_states(*rows))
+        with_frozen_states(policy, games[:1], **options)  # tries whether the model can be divided
+        computed.clear()
+        with_frozen_states(policy, games, **options)
+    return len(games) - len(computed)
+
+
+def test_what_is_kept_does_not_depend_on_other_calls():
+    policy = player()
+    games_of(policy)  # without a block, as a collector's first call
+    with policy.keeping_states():
+        with policy.keeping_states():
+            one = games_of(policy)
+        two = games_of(policy, batch=2)
+    for _ in range(2):
+        games_of(policy, batch=2)
+    served = [known(policy, games, decisions_only=True) for games in (one, two)]
+    assert served == [int((games["terminated"].squeeze(-1) & ~fill_their_slots(games)).sum()) for games in (one, two)]
+    assert min(served) > 2
 
 
 def test_upper_layers_may_change_between_acting_and_training():

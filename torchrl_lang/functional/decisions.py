@@ -56,10 +56,10 @@ def row_length(attention_mask: Tensor) -> Tensor:
 
 
 def until_last_decision(attention_mask: Tensor, agent_mask: Tensor, terminated: Tensor | None = None) -> Tensor:
-    """True up to the last decision of each row, at least at its first token, ``bool [*B, T]``.
+    """True at the tokens of each row up to its last decision, ``bool [*B, T]``; of a row without one, at its first.
 
     Attention is causal, so a model that reads these tokens has the states of all decisions. Where ``terminated``,
-    ``bool [*B]``, is False the whole row counts, because its last state bootstraps.
+    ``bool [*B]``, is False all real tokens count, because the last state bootstraps.
 
     Examples:
         >>> import torch

@@ -73,10 +73,13 @@ def causal_lm(
     fields |= {"num_attention_heads": heads, "max_position_embeddings": max_length}
     fields |= {"pad_token_id": pad, "bos_token_id": None, "eos_token_id": None}
     if kind == "gpt2":
-        fields |= {"activation_function": "gelu_pytorch_tanh", "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+        fields |= {"activation_function": "gelu_pytorch_tanh"}
     else:
-        fields |= {"num_key_value_heads": heads, "intermediate_size": 4 * width, "attention_dropout": 0.0}
+        fields |= {"num_key_value_heads": heads, "intermediate_size": 4 * width}
     described = AutoConfig.for_model(kind, **(fields | config))
+    rates = {name for name, value in described.to_dict().items() if "drop" in name and isinstance(value, float)}
+    for name in rates - config.keys():
+        setattr(described, name, 0.0)
     lm = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
     check_causal(lm)
     use_fast_layers(lm)

@@ -232,7 +232,7 @@ class RowScorer:
 
 
 def row_log_prob(actor: nn.Module, rows: TensorDictBase) -> Tensor:
-    """Log-probability of every token of the agent, with gradients, from one forward pass over whole rows.
+    """Log-probability of every token of the agent, with gradients, from one forward pass over the rows.
 
     Args:
         actor: a language actor or an :class:`~torchrl_lang.modules.UtteranceActor`, see :class:`RowScorer`.

@@ -100,7 +100,7 @@ class LanguageHistoryPolicy(StreamPolicy):
         """Begin ``streams`` empty rows."""
         device, shape = next(self.actor.parameters()).device, (streams, self.steps)
         self._begin(RollingContext({part: self._words.nothing(part, shape, device) for part in self._words.slots}))
-        self._cache.transcripts = None
+        self._cache.clear()
 
     def _read_prompt(self, context: RollingContext, steps: TensorDictBase) -> None:
         """Where the row is full, the oldest episodes leave; an episode that runs on is truncated."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -160,11 +160,11 @@ class Transcripts:
         self.tokens = torch.zeros(n, size, dtype=torch.int64, device=device)
         self.known = torch.zeros(n, dtype=torch.int64, device=device)  # number of cached tokens of each row
         self.place = torch.arange(n, device=device)  # the place in the batch of each row of the cache
-        self.kept: KeptStates | None = None  # of rows that have ended, below the first trained layer of the first trunk
+        self.keep_states = keep_states
+        self.kept: KeptStates | None = None  # where states below the first trained layer go when a row ends
         below = trunks[0].frozen_layers if keep_states and self._steps[0] is None else 0
-        if below:
-            self.caches[0].kept_below = below
-            self.kept = KeptStates(str(states_name(trunks[0].model, below)))
+        self.caches[0].kept_below = below
+        self.states_name = str(states_name(trunks[0].model, below)) if below else None
 
     def steps(self, trunks: Sequence[Trunk]) -> list[GPT2Step | None]:
         """The fast step of each trunk; None if a model is no longer plain, e.g. has a new hook."""
@@ -211,8 +211,7 @@ class Transcripts:
         limit = torch.minimum(self.known, length[self.place] - 1)
         same = (position < limit[:, None]) & (self.tokens[:, :width] == tokens[self.place, :width])
         common = torch.where(same, width, position).amin(-1)
-        if self.kept is not None:
-            self._keep(self.kept, common < self.known)
+        self.keep_ended(common < self.known)
         self.known = common
         if features is not None:
             self.known = self.known * features.select(self.place).equals(self.features)
@@ -220,19 +219,12 @@ class Transcripts:
             self.place = torch.arange(tokens.shape[0], device=tokens.device)
         self.features = None if features is None else features.select(self.place)
 
-    def _keep(self, kept: KeptStates, rows: Tensor) -> None:
-        """Add the states of these cached rows, bool ``[N]``, to those that are kept."""
-        for row in rows.nonzero().squeeze(-1).tolist():
-            length = int(self.known[row])
-            kept.add(self.tokens[row, :length], self.caches[0].kept_states(row, length))
-
-    def kept_states(self) -> KeptStates | None:
-        """The states below the first trained layer of all rows so far; None if they were not to be kept."""
-        if self.kept is None:
-            return None
-        found = self.kept.copy()
-        self._keep(found, self.known > 0)
-        return found
+    def keep_ended(self, rows: Tensor) -> None:
+        """Keep the states of these cached rows, bool ``[N]``, if states are kept."""
+        if self.kept is not None:
+            for row in rows.nonzero().squeeze(-1).tolist():
+                length = int(self.known[row])
+                self.kept.add(self.tokens[row, :length], self.caches[0].kept_states(row, length))
 
     def read(self, tokens: Tensor, length: Tensor) -> None:
         """Record that the first rows are cached up to these lengths."""
@@ -256,19 +248,48 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self.transcripts: Transcripts | None = None
-        """Those to store for the next call; None frees them."""
+        """Those to store for the next call."""
         self.keep_states = False
-        """Whether new transcripts keep the states below the first trained layer."""
+        self.kept: KeptStates | None = None
+        """States below the first trained layer of the rows that calls with ``keep_states`` have read."""
+
+    def clear(self) -> None:
+        """Free all memory."""
+        self.transcripts = self.kept = None
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep the states of calls in this block, those of an earlier one no longer."""
+        before, self.keep_states = self.keep_states, True
+        self.kept = self.kept if before else None
+        try:
+            yield
+        finally:
+            self.keep_states = before
+            if not before and self.transcripts is not None:
+                self._end(self.transcripts)
+
+    def _end(self, transcripts: Transcripts) -> None:
+        """Keep what the rows have read so far."""
+        transcripts.keep_ended(transcripts.known > 0)
+        transcripts.kept = None
 
     def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
         """Transcripts of ``n`` rows with room for ``size`` tokens; empty ones for another batch or changed weights."""
         found, self.transcripts = self.transcripts, None
         fits = found is not None and found.place.shape[0] == n and found.place.device == device
+        fits = fits and found is not None and found.keep_states >= self.keep_states
         if found is None or not fits or not found.snapshot.unchanged(trunks):
+            if found is not None:
+                self._end(found)
             del found  # free its memory before allocating
-            return Transcripts(trunks, n, size, device, keep_states=self.keep_states)
-        if size > found.size:
+            found = Transcripts(trunks, n, size, device, keep_states=self.keep_states)
+        elif size > found.size:
             found.grow(max(size, found.size * 3 // 2))
+        if self.keep_states and found.states_name is not None:
+            if self.kept is None or self.kept.name != found.states_name:
+                self.kept = KeptStates(found.states_name)
+            found.kept = self.kept
         return found
 
     def __reduce__(self) -> tuple[type[PrefixCache], tuple[()]]:

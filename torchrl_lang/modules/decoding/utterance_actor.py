@@ -356,31 +356,26 @@ class UtteranceActor(TensorDictModuleBase):
         return found.write(tensordict, self._per_token)
 
     def forget(self) -> None:
-        """Free the cached keys and values; the next call reads its rows from the beginning."""
+        """Free the cached keys and values, and kept states; the next call reads its rows from the beginning."""
         if self._prefix_cache is not None:
-            self._prefix_cache.transcripts = None
+            self._prefix_cache.clear()
 
     @contextmanager
     def keeping_states(self) -> Iterator[None]:
         """Keep the states below the first trained layer that calls in this block compute, for training on their rows.
 
-        Until :meth:`forget` or a change of weights :func:`~torchrl_lang.modules.with_frozen_states` takes them instead
-        of reading the rows again, in this process. They need the ``prefix_cache`` and frozen layers, see
-        :func:`~torchrl_lang.modules.train_top_layers`, take ``H`` numbers for each token of each row, up to a gigabyte,
-        and equal what a pass over whole rows gives, up to rounding. GPT-2, whose steps have code of their own, keeps
-        none.
+        :func:`~torchrl_lang.modules.with_frozen_states` takes them, in this process, instead of reading these rows
+        again. They are kept until the next block or :meth:`forget`, up to a gigabyte of ``H`` numbers for each token,
+        and used while the lower layers and the autocast stay as they are. They equal what a pass over whole rows gives,
+        up to rounding. A model without frozen layers (see :func:`~torchrl_lang.modules.train_top_layers`), without a
+        ``prefix_cache`` or that decodes by code of its own, as GPT-2 does, keeps none.
         """
-        cache = self._prefix_cache or PrefixCache()
-        cache.keep_states = True
-        try:
+        with (self._prefix_cache or PrefixCache()).keeping():
             yield
-        finally:
-            cache.keep_states = False
 
     def kept_states(self) -> KeptStates | None:
         """What was kept in :meth:`keeping_states`, if anything was."""
-        transcripts = None if self._prefix_cache is None else self._prefix_cache.transcripts
-        return None if transcripts is None else transcripts.kept_states()
+        return None if self._prefix_cache is None else self._prefix_cache.kept
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:
         """The distribution over utterances at each row, with ``log_prob(action)`` and ``entropy()``, each ``[*B]``.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import Tensor
 
 _BYTES = 2**30
@@ -32,16 +30,10 @@ class KeptStates:
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._room = _BYTES
 
-    def copy(self) -> KeptStates:
-        """The same rows, to which others can be added."""
-        copied = copy.copy(self)
-        copied._rows = list(self._rows)
-        return copied
-
     def add(self, tokens: Tensor, states: Tensor) -> None:
         """Keep a copy of the states ``[L, H]`` of a row's first tokens, int64 ``[L]``."""
-        self._room -= states.nbytes
-        if self._room >= 0:
+        if states.nbytes <= self._room:
+            self._room -= states.nbytes
             self._rows.append((tokens.cpu().clone(), states.clone()))
 
     def find(self, tokens: Tensor, length: Tensor) -> list[Tensor | None]:

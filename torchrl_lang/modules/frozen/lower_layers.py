@@ -15,7 +15,7 @@ from torchrl_lang.modules.frozen.frozen_states import autocast_of, block_list, l
 from torchrl_lang.modules.frozen.kept_states import KeptStates
 from torchrl_lang.modules.hugging_face import FINAL_NORMS, eval_mode
 from torchrl_lang.modules.trunk import Trunk, first_trunk, unwrapped
-from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FROZEN_STATES, TERMINATED, TOKENS
+from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FROZEN_STATES, TERMINATED, TOKENS, entry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,16 +102,18 @@ def with_frozen_states(
     states, losses and gradients are the same.
 
     States that an :class:`~torchrl_lang.modules.UtteranceActor` has computed while it acted, see
-    :meth:`~torchrl_lang.modules.UtteranceActor.keeping_states`, are not computed again. It has never read the end of a
-    row behind its last decision, so this needs ``decisions_only``.
+    :meth:`~torchrl_lang.modules.UtteranceActor.keeping_states`, are not computed again. It never reads what a row has
+    behind its last decision, so this needs ``decisions_only`` and serves rows that are ``terminated``. Nor does it read
+    the token before the forced end of an utterance that fills all slots: where the last one does, the row is read.
 
     Args:
         actor: a language actor, an utterance actor or a loss with one; its first trunk is used.
-        rows: ``[*B]``, with ``tokens`` (int64) and ``attention_mask`` (bool), ``[*B, T]``. Not changed.
+        rows: ``[*B]``, with ``tokens`` (int64) and ``attention_mask`` (bool), ``[*B, T]``, for ``decisions_only`` also
+            ``agent_mask`` (bool ``[*B, T]``) and ``terminated`` (bool ``[*B, 1]``). Not changed.
         limit: bytes that the states may take; default any number.
-        decisions_only: only up to the last decision of each row by its ``agent_mask``, and all of rows that are not
-            ``terminated``, bool ``[*B, 1]``: what the losses of policies without a ``transition_weight``, their values
-            and references read. What reads further reads the tokens.
+        decisions_only: only up to the last decision of each row, and all of rows that are not terminated: what the
+            losses of policies without a ``transition_weight``, their values and references read. What reads further
+            reads the tokens.
 
     Returns:
         A shallow copy with the entry ``frozen_states``, up to the longest row: as many bytes as states,
@@ -135,7 +137,7 @@ def with_frozen_states(
         return rows
     tokens, mask = rows.get(TOKENS).long(), rows.get(ATTENTION_MASK)
     if decisions_only:
-        mask = until_last_decision(mask, rows.get(AGENT_MASK), rows.get(TERMINATED).squeeze(-1))
+        mask = until_last_decision(mask, entry(rows, AGENT_MASK), entry(rows, TERMINATED).squeeze(-1))
     longest = max(int(mask.sum(-1).max()), 1)
     shape, device = tokens.shape[:-1], trunk.model.device
     tokens, mask = (entry[..., :longest].reshape(-1, longest) for entry in (tokens, mask))
