@@ -277,12 +277,12 @@ class PrefixCache:
     def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
         """Transcripts of ``n`` rows with room for ``size`` tokens; empty ones for another batch or changed weights."""
         found, self.transcripts = self.transcripts, None
-        fits = found is not None and found.place.shape[0] == n and found.place.device == device
-        fits = fits and found is not None and found.keep_states >= self.keep_states
-        if found is None or not fits or not found.snapshot.unchanged(trunks):
-            if found is not None:
+        if found is not None:
+            fits = found.place.shape[0] == n and found.place.device == device and found.keep_states >= self.keep_states
+            if not fits or not found.snapshot.unchanged(trunks):
                 self._end(found)
-            del found  # free its memory before allocating
+                found = None  # frees its memory before allocating
+        if found is None:
             found = Transcripts(trunks, n, size, device, keep_states=self.keep_states)
         elif size > found.size:
             found.grow(max(size, found.size * 3 // 2))

@@ -31,10 +31,10 @@ class KeptStates:
         self._room = _BYTES
 
     def add(self, tokens: Tensor, states: Tensor) -> None:
-        """Keep a copy of the states ``[L, H]`` of a row's first tokens, int64 ``[L]``."""
+        """Keep the states ``[L, H]``, which nobody may change, of a row's first tokens, int64 ``[L]``."""
         if states.nbytes <= self._room:
             self._room -= states.nbytes
-            self._rows.append((tokens.cpu().clone(), states.clone()))
+            self._rows.append((tokens.cpu().clone(), states))
 
     def find(self, tokens: Tensor, length: Tensor) -> list[Tensor | None]:
         """For each row of tokens, int64 ``[N, T]``, the states of its first ``length`` ``[N]``; None if unknown."""
