@@ -31,7 +31,7 @@ class KeptStates:
         self._room = _BYTES
 
     def add(self, tokens: Tensor, states: Tensor) -> None:
-        """Keep the states ``[L, H]``, which nobody may change, of a row's first tokens, int64 ``[L]``."""
+        """Keep the states ``[L, H]``, which must not be changed later, of a row's first tokens, int64 ``[L]``."""
         if states.nbytes <= self._room:
             self._room -= states.nbytes
             self._rows.append((tokens.cpu().clone(), states))
