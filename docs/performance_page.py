@@ -74,7 +74,7 @@ SECTIONS = {
         "SmolLM2-135M-Instruct after BC on the guessing game, float32, beside transformers and TRL 1.16: same rows and "
         "weights; three repetitions, while the other core worked. Linear layers are those that each side loads: ours "
         "multiply by oneDNN, which halves their time on this processor. *LoRA*: BC with adapters on all layers, PPO "
-        "and GRPO on the last six blocks. TRL is not told that a game is over and plays all turns, so its games have "
+        "and GRPO on the last six blocks. TRL does not see that a game is over and plays all turns, so its games have "
         "more tokens.",
     ),
     "online": ("Online steps", "The share of an iteration that is neither the model nor the games."),
