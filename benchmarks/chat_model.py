@@ -367,20 +367,18 @@ def online_rows(table: Table, place: Path, repeats: int, *, lora: bool) -> list[
         turns, tokens = grpo(table, place / f"grpo, {name}", ours, repeats, lora=lora)
     finally:
         ours.close()
-    speeds = {"ours": [n / s for n, s in zip(ours.tokens[-len(turns["ours"]) :], turns["ours"], strict=True)]}
-    speeds["GRPO"] = [n / s for n, s in zip(tokens[-len(turns["GRPO"]) :], turns["GRPO"], strict=True)]
+    speeds = {"ours": rates(ours.tokens, turns["ours"]), "GRPO": rates(tokens, turns["GRPO"])}
+    games = {"ours": rates(ours.games, turns["ours"]), "GRPO": [GAMES / s for s in turns["GRPO"]]}
     peaks = {side: peak_of(table.folder, place / f"peak of {side}, {name}", side, lora) for side in ("PPO", "GRPO")}
-    over = median(a / b for a, b in zip(speeds["ours"], speeds["GRPO"], strict=True))
-    games = [n / s for n, s in zip(ours.games[-len(turns["ours"]) :], turns["ours"], strict=True)]
-    more = median(n * s / GAMES for n, s in zip(games, turns["GRPO"], strict=True))
+    over, more = ratio(speeds, "ours", "GRPO"), ratio(games, "ours", "GRPO")
     shares = ", ".join(f"{part} {share:.0%}" for part, share in ours.shares().items())
     return [
         row(f"{name}: PPO iteration / TRL's GRPO iteration, tokens/s", over, "x", 3.0, note=shares),
         row(f"{name}: PPO iteration / TRL's GRPO iteration, games/s", more, "x"),
         row(f"{name}: PPO iteration, tokens of the agent", median(speeds["ours"]), "tokens/s"),
         row(f"{name}: GRPO iteration, tokens of the agent", median(speeds["GRPO"]), "tokens/s"),
-        row(f"{name}: a game of PPO", per_game(turns["ours"], ours.games), "s"),
-        row(f"{name}: a game of GRPO", median(s / GAMES for s in turns["GRPO"]), "s"),
+        row(f"{name}: a game of PPO", median(1 / rate for rate in games["ours"]), "s"),
+        row(f"{name}: a game of GRPO", median(1 / rate for rate in games["GRPO"]), "s"),
         *(row(f"{name}: {side} iteration, peak memory of its process", peak, "MB") for side, peak in peaks.items()),
     ]
 
@@ -390,9 +388,9 @@ def lora_options(table: Table, lora: bool) -> dict[str, Any]:
     return {"lora_rank": LORA["r"], "lora_layers": len(table.last)} if lora else {}
 
 
-def per_game(times: list[float], games: list[int]) -> float:
-    """Seconds of a game in the last iterations, which ended these numbers of games."""
-    return median(s / n for s, n in zip(times, games[-len(times) :], strict=True))
+def rates(numbers: list[int], times: list[float]) -> list[float]:
+    """What the last iterations did a second, of which these are the times."""
+    return [n / s for n, s in zip(numbers[-len(times) :], times, strict=True)]
 
 
 def make_env(batch_size: int, *, seed: int | None, device: Any, folder: str) -> TextGameEnv:
@@ -432,10 +430,11 @@ def short_row(table: Table, place: Path, repeats: int) -> dict[str, Any]:
     ours = Online(table, place / "short", "make_short_env", games=4 * GAMES, batch_size=GAMES, lr=1e-4, **weights)
     try:
         ours.iterate()
-        times = [seconds(ours.iterate) / ours.games[-1] for _ in range(1 if smoking() else repeats)]
+        times = [seconds(ours.iterate) for _ in range(1 if smoking() else repeats)]
     finally:
         ours.close()
-    return row("short texts, bfloat16, LoRA: a game of PPO", median(times), "s", 0.22, at_most=True)
+    per_game = median(1 / rate for rate in rates(ours.games, times))
+    return row("short texts, bfloat16, LoRA: a game of PPO", per_game, "s", 0.22, at_most=True)
 
 
 PARTS: dict[str, list[tuple[Any, str]]] = {

@@ -325,8 +325,8 @@ def test_states_that_were_not_kept_are_computed(why):
     elif why == "a block":  # the states of an earlier one are freed
         with policy.keeping_states():
             pass
-    again = known(policy, games, decisions_only=why != "whole rows")
-    assert again < (5 if why == "outside" else 1)  # a short game may be played twice
+    served = known(policy, games, decisions_only=why != "whole rows")
+    assert served < (5 if why == "outside" else 1)  # a short game may be played twice
     found = with_frozen_states(policy, games, decisions_only=why != "whole rows")
     (entries,), (expected,) = (
         one[FROZEN_STATES].values() for one in (found, with_frozen_states(policy.decoder.actor, games))

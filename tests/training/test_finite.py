@@ -78,6 +78,7 @@ def test_gradients_accumulated_batches_and_parameters():
     model[1].weight.data[0, 1] = float("inf")
     with pytest.raises(NonFiniteError, match=r"the parameter 1.weight is inf after step 7"):
         check_parameters(model, "after step 7")
+    check_parameters(model.requires_grad_(False), "after step 7")  # no step changes these
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

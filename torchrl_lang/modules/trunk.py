@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from torchrl_lang.modules.features import FeatureEmbedding, RowFeatures, behind
-from torchrl_lang.modules.frozen.frozen_states import frozen_blocks, lower_part, states_name, upper_part
+from torchrl_lang.modules.frozen.frozen_states import carried, frozen_blocks, lower_part, states_name, upper_part
 from torchrl_lang.modules.hugging_face import (
     applies_dropout,
     cache_obstacle,
@@ -227,10 +227,8 @@ class Trunk(nn.Module):
         with eval_mode(self.model):
             length = attention_mask.reshape(flat.shape).sum(-1)
             states = self._of_batch(flat, length, flat, part=lower_part(self.model, blocks))
-        name = states_name(self.model, blocks)
         shaped = states.reshape(*tokens.shape, self.width)
-        known = (tokens + 1) * attention_mask
-        return TensorDict({str(name): {"states": shaped, TOKENS: known}}, batch_size=tokens.shape[:-1])
+        return carried(str(states_name(self.model, blocks)), shaped, tokens, attention_mask)
 
     def _begin(
         self, tokens: Tensor, length: Tensor | None, frozen: TensorDictBase

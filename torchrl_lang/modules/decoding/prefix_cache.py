@@ -211,7 +211,7 @@ class Transcripts:
         limit = torch.minimum(self.known, length[self.place] - 1)
         same = (position < limit[:, None]) & (self.tokens[:, :width] == tokens[self.place, :width])
         common = torch.where(same, width, position).amin(-1)
-        self.keep_ended(common < self.known)
+        self._keep(common < self.known)
         self.known = common
         if features is not None:
             self.known = self.known * features.select(self.place).equals(self.features)
@@ -219,7 +219,12 @@ class Transcripts:
             self.place = torch.arange(tokens.shape[0], device=tokens.device)
         self.features = None if features is None else features.select(self.place)
 
-    def keep_ended(self, rows: Tensor) -> None:
+    def stop_keeping(self) -> None:
+        """Keep the states of what the rows have read so far, and none of later calls."""
+        self._keep(self.known > 0)
+        self.kept = None
+
+    def _keep(self, rows: Tensor) -> None:
         """Keep the states of these cached rows, bool ``[N]``, if states are kept."""
         if self.kept is not None:
             for row in rows.nonzero().squeeze(-1).tolist():
@@ -267,12 +272,7 @@ class PrefixCache:
         finally:
             self.keep_states = before
             if not before and self.transcripts is not None:
-                self._end(self.transcripts)
-
-    def _end(self, transcripts: Transcripts) -> None:
-        """Keep what the rows have read so far."""
-        transcripts.keep_ended(transcripts.known > 0)
-        transcripts.kept = None
+                self.transcripts.stop_keeping()
 
     def take(self, trunks: Sequence[Trunk], n: int, size: int, device: torch.device) -> Transcripts:
         """Transcripts of ``n`` rows with room for ``size`` tokens; empty ones for another batch or changed weights."""
@@ -280,7 +280,7 @@ class PrefixCache:
         if found is not None:
             fits = found.place.shape[0] == n and found.place.device == device and found.keep_states >= self.keep_states
             if not fits or not found.snapshot.unchanged(trunks):
-                self._end(found)
+                found.stop_keeping()
                 found = None  # frees its memory before allocating
         if found is None:
             found = Transcripts(trunks, n, size, device, keep_states=self.keep_states)

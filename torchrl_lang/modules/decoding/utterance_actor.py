@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -360,8 +360,7 @@ class UtteranceActor(TensorDictModuleBase):
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
 
-    @contextmanager
-    def keeping_states(self) -> Iterator[None]:
+    def keeping_states(self) -> AbstractContextManager[None]:
         """Keep the states below the first trained layer that calls in this block compute, for training on their rows.
 
         :func:`~torchrl_lang.modules.with_frozen_states` takes them, in this process, instead of reading these rows
@@ -370,11 +369,10 @@ class UtteranceActor(TensorDictModuleBase):
         up to rounding. A model without frozen layers (see :func:`~torchrl_lang.modules.train_top_layers`), without a
         ``prefix_cache`` or that decodes by code of its own, as GPT-2 does, keeps none.
         """
-        with (self._prefix_cache or PrefixCache()).keeping():
-            yield
+        return nullcontext() if self._prefix_cache is None else self._prefix_cache.keeping()
 
     def kept_states(self) -> KeptStates | None:
-        """What was kept in :meth:`keeping_states`, if anything was."""
+        """Return what was kept in :meth:`keeping_states`, if anything was."""
         return None if self._prefix_cache is None else self._prefix_cache.kept
 
     def get_dist(self, tensordict: TensorDictBase, *_: Any, **__: Any) -> UtteranceDistribution:

@@ -9,11 +9,13 @@ from itertools import count
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchrl_lang.modules.hugging_face import FINAL_NORMS, is_adapter
+from torchrl_lang.schema import TOKENS
 
 _START = os.urandom(8).hex()
 _numbers, _next = WeakTensorKeyDictionary(), count()  # by weight: its memory, and a number for that
@@ -79,6 +81,12 @@ def states_name(model: Any, blocks: int) -> str | None:
     autocast = autocast_of(weights[0].device)
     known = tuple((_number(w), w._version, w.data_ptr(), str(w.dtype), str(w.device)) for w in weights)
     return f"{blocks}_{hash((known, str(autocast))):x}_{_START}{os.getpid():x}"
+
+
+def carried(name: str, states: Tensor, tokens: Tensor, mask: Tensor) -> TensorDict:
+    """What rows carry: states ``[*B, T, H]`` of this name, and the tokens ``[*B, T]`` plus one, 0 outside the mask."""
+    entries = {"states": states, TOKENS: (tokens + 1) * mask}
+    return TensorDict({name: entries}, batch_size=tokens.shape[:-1])
 
 
 def autocast_of(device: torch.device) -> torch.dtype | None:

@@ -21,8 +21,8 @@ class KeptStates:
         >>> kept = KeptStates("weights")
         >>> kept.add(torch.tensor([5, 7, 8]), torch.ones(3, 2))
         >>> rows, length = torch.tensor([[5, 7, 0], [6, 7, 0]]), torch.tensor([2, 2])
-        >>> [None if states is None else states.tolist() for states in kept.find(rows, length)]
-        [[[1.0, 1.0], [1.0, 1.0]], None]
+        >>> {row: states.shape for row, states in kept.find(rows, length).items()}
+        {0: torch.Size([2, 2])}
     """
 
     def __init__(self, name: str) -> None:
@@ -36,15 +36,15 @@ class KeptStates:
             self._room -= states.nbytes
             self._rows.append((tokens.cpu().clone(), states))
 
-    def find(self, tokens: Tensor, length: Tensor) -> list[Tensor | None]:
-        """For each row of tokens, int64 ``[N, T]``, the states of its first ``length`` ``[N]``; None if unknown."""
+    def find(self, tokens: Tensor, length: Tensor) -> dict[int, Tensor]:
+        """By row of tokens, int64 ``[N, T]``, the states of its first ``length`` ``[N]``, where they are known."""
         tokens, length = tokens.cpu(), length.cpu()
-        found: list[Tensor | None] = [None] * len(tokens)
+        found = {}
         for size in length.unique().tolist():
-            known = {_key(row[:size]): states for row, states in self._rows if len(row) >= size}
+            known = {_key(row[:size]): states[:size] for row, states in self._rows if len(row) >= size}
             for row in (length == size).nonzero().squeeze(-1).tolist():
-                states = known.get(_key(tokens[row, :size]))
-                found[row] = None if states is None else states[:size]
+                if (states := known.get(_key(tokens[row, :size]))) is not None:
+                    found[row] = states
         return found
 
 

@@ -10,9 +10,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_lang.functional.decisions import until_last_decision
+from torchrl_lang.modules.decoding.utterance_actor import UtteranceActor
 from torchrl_lang.modules.frozen.frozen_copy import fingerprint
-from torchrl_lang.modules.frozen.frozen_states import autocast_of, block_list, lower_weights, states_name
-from torchrl_lang.modules.frozen.kept_states import KeptStates
+from torchrl_lang.modules.frozen.frozen_states import autocast_of, block_list, carried, lower_weights, states_name
 from torchrl_lang.modules.hugging_face import FINAL_NORMS, eval_mode
 from torchrl_lang.modules.trunk import Trunk, first_trunk, unwrapped
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, FROZEN_STATES, TERMINATED, TOKENS, entry
@@ -140,25 +140,23 @@ def with_frozen_states(
         mask = until_last_decision(mask, entry(rows, AGENT_MASK), entry(rows, TERMINATED).squeeze(-1))
     longest = max(int(mask.sum(-1).max()), 1)
     shape, device = tokens.shape[:-1], trunk.model.device
-    tokens, mask = (entry[..., :longest].reshape(-1, longest) for entry in (tokens, mask))
+    tokens, mask = (x[..., :longest].reshape(-1, longest) for x in (tokens, mask))
     numbers = trunk.width * longest
     if limit is not None and len(tokens) * numbers * trunk.model.dtype.itemsize > limit:
         return rows
     if not _divides(trunk, tokens[:1].to(device)):
         return rows
     name = str(states_name(trunk.model, trunk.frozen_layers))
-    of_actor: KeptStates | None = getattr(actor, "kept_states", lambda: None)()
-    kept = of_actor if of_actor is not None and of_actor.name == name else KeptStates(name)
-    states: list[Any] = kept.find(tokens, mask.sum(-1))
-    unread, size = [row for row, own in enumerate(states) if own is None], max(_STATES_AT_ONCE // numbers, 1)
+    kept = actor.kept_states() if isinstance(actor, UtteranceActor) else None
+    found = {} if kept is None or kept.name != name else kept.find(tokens, mask.sum(-1))
+    states = {row: own.to(tokens.device) for row, own in found.items()}
+    unread, size = [row for row in range(len(tokens)) if row not in states], max(_STATES_AT_ONCE // numbers, 1)
     for start in range(0, len(unread), size):
         part = unread[start : start + size]
-        found = trunk.frozen_states(tokens[part].to(device), mask[part].to(device)).get((name, "states"))
-        for row, own in zip(part, found, strict=True):
-            states[row] = own
-    states = [own.to(tokens.device) for own in states]
-    entries = {"states": nn.utils.rnn.pad_sequence(states, batch_first=True), TOKENS: (tokens + 1) * mask}
-    return rows.copy().set(FROZEN_STATES, TensorDict({name: entries}, batch_size=[len(tokens)]).reshape(shape))
+        computed = trunk.frozen_states(tokens[part].to(device), mask[part].to(device)).get((name, "states"))
+        states.update(zip(part, computed.to(tokens.device), strict=True))
+    padded = nn.utils.rnn.pad_sequence([states[row] for row in range(len(tokens))], batch_first=True)
+    return rows.copy().set(FROZEN_STATES, carried(name, padded, tokens, mask).reshape(shape))
 
 
 def _divides(trunk: Trunk, row: Tensor) -> bool:
