@@ -9,9 +9,15 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchrl_lang.functional import fast_linear as module
 from torchrl_lang.functional.fast_linear import fast_linear
 
 APPLIES = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+
+
+@pytest.fixture(autouse=True)
+def every_product_is_large(monkeypatch):
+    monkeypatch.setattr(module, "_MANY_PRODUCTS", 1)
 
 
 def leaves(shape=(5, 7), dtype=torch.float32, out=4):
@@ -111,6 +117,20 @@ def test_where_it_applies():
     with torch.autocast("cpu"):
         assert fast_linear(x, weight, bias).dtype == torch.bfloat16
     assert type(fast_linear(*leaves(dtype=torch.float64)).grad_fn).__name__ != name
+
+
+@pytest.mark.skipif(not APPLIES, reason="torch has no MKL or no oneDNN here")
+@pytest.mark.parametrize(
+    ("rows", "features", "out", "large"),
+    [(512, 64, 64, True), (511, 64, 64, False), (1, 257, 256, True), (1, 256, 256, False), (0, 257, 256, False)],
+)
+def test_small_products_are_those_of_torch(monkeypatch, rows, features, out, large):
+    """Two million multiplications, or weights that do not stay in a cache: below, a call costs more than it saves."""
+    monkeypatch.undo()
+    x, weight = torch.ones(rows, features, requires_grad=True), torch.ones(out, features)
+    found = fast_linear(x, weight)
+    assert found.unique().tolist() == ([features] if rows else [])
+    assert (type(found.grad_fn).__name__ == "_LinearBackward") == large
 
 
 def test_transforms_of_functions():

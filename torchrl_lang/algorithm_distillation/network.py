@@ -11,6 +11,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.nn import functional as F
 
 from torchrl_lang.algorithm_distillation.entries import Continuous, Discrete, Entry
+from torchrl_lang.modules.fast_linear import FastLinear
 
 _LOG_STD = (-5.0, 2.0)
 
@@ -97,8 +98,8 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.qkv, self.projection = FastLinear(width, 3 * width), FastLinear(width, width)
+        self.up, self.down = FastLinear(width, 4 * width), FastLinear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, KeyValues]:
         """Whole contexts, ``[B, L, W]``: the new hidden states, and keys and values."""
@@ -222,10 +223,10 @@ class OutcomeHead(nn.Module):
             self.action = nn.Embedding(action.sizes[0], width)
         else:
             self.action = nn.Linear(action.size, width)
-        self.hidden = nn.Linear(width, width)
+        self.hidden = FastLinear(width, width)
         self.reward_and_log_prob = nn.Linear(width, 2)
         predicted = sum(observation.sizes) if isinstance(observation, Discrete) else observation.size
-        self.observation = nn.Linear(width, predicted)
+        self.observation = FastLinear(width, predicted)
 
     def forward(self, hidden: Tensor, action: Tensor) -> Outcomes:
         """The predictions of hidden states ``[*S, W]`` and actions, int64 ``[*S]`` or float ``[*S, A]``."""

@@ -14,9 +14,9 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """``x @ weight.T + bias`` by oneDNN where torch would use MKL: in float32 on an x86 CPU.
 
     MKL leaves AVX-512 unused on AMD's processors, oneDNN does not and takes half the time on an EPYC. Results have
-    float32 accuracy and are not those of MKL to the last digit. Elsewhere, under autocast, compilers, transforms of
-    functions and forward-mode gradients, and with ``torch.backends.mkldnn.enabled = False``, this is
-    :func:`torch.nn.functional.linear`, which also raises the errors.
+    float32 accuracy and are not those of MKL to the last digit. Elsewhere, for small products, under autocast,
+    compilers, transforms of functions and forward-mode gradients, and with ``torch.backends.mkldnn.enabled = False``,
+    this is :func:`torch.nn.functional.linear`, which also raises the errors.
 
     Args:
         x: float ``[*B, F]``.
@@ -29,8 +29,8 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Examples:
         >>> import torch
         >>> from torchrl_lang.functional.fast_linear import fast_linear
-        >>> fast_linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([5.0]))
-        tensor([[16.]])
+        >>> fast_linear(torch.ones(1024, 64), torch.ones(256, 64), torch.ones(256)).unique()
+        tensor([65.])
     """
     if not _applies(x, weight, bias):
         return F.linear(x, weight, bias)
@@ -40,6 +40,11 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         return product(x, weight, bias)
     # The view is made outside the function: one made within may not be written to.
     return product(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], weight.shape[0])
+
+
+def large_product(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN saves more than its call costs: with many multiplications, or weights from beyond the cache."""
+    return weight.numel() > _LARGE_WEIGHT or x.numel() * weight.shape[0] >= _MANY_PRODUCTS
 
 
 def _applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -53,6 +58,7 @@ def _applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.numel() > 0
         and weight.ndim == 2
         and weight.shape[1] == x.shape[-1]
+        and large_product(x, weight)
         and _has_dense_lines(weight)
         and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
         and bool(torch.backends.mkldnn.enabled)
@@ -79,6 +85,8 @@ def _keys(inference: bool) -> int:
 
 
 _PLAIN_KEYS = (_keys(False), _keys(True))
+_LARGE_WEIGHT = 2**16
+_MANY_PRODUCTS = 2**21
 _FEW = 64  # columns, such as those of an adapter
 
 

@@ -10,8 +10,6 @@ from transformers.pytorch_utils import Conv1D
 from torchrl_lang.functional.fast_linear import fast_linear
 from torchrl_lang.modules.fast_linear import FastLinear
 
-_FEW_WEIGHTS = 2**16  # smaller ones gain little, except adapters, which read as many rows as the layers beside them
-
 
 class FastConv1D(Conv1D):
     """GPT-2's linear layer, whose weight is transposed, as a :class:`~torchrl_lang.modules.fast_linear.FastLinear`."""
@@ -24,22 +22,17 @@ class FastConv1D(Conv1D):
 _FAST: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: FastLinear, Conv1D: FastConv1D}
 
 
-def use_fast_layers(model: nn.Module, above: int = _FEW_WEIGHTS) -> None:
-    """Exchange the classes of plain linear layers of a model, in place; parameters and names stay.
-
-    Args:
-        model: the model.
-        above: number of weights that a layer must exceed.
+def use_fast_layers(model: nn.Module) -> None:
+    """Exchange the classes of a model's plain linear layers, in place; parameters and names stay.
 
     Examples:
         >>> import torch
         >>> from torchrl_lang.modules.fast_layers import use_fast_layers
-        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 2))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh())
         >>> use_fast_layers(model)
         >>> [type(layer).__name__ for layer in model]
-        ['FastLinear', 'Linear']
+        ['FastLinear', 'Tanh']
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in _FAST]
     for layer in layers:
-        if layer.weight.numel() > above:
-            layer.__class__ = _FAST[type(layer)]
+        layer.__class__ = _FAST[type(layer)]

@@ -41,8 +41,8 @@ def causal_lm(
 ) -> PreTrainedModel:
     """A causal language model with random weights, drawn from torch's global generator as Hugging Face does.
 
-    Models have no dropout; GPT-2 has tied embeddings and the fused tanh approximation of GELU. Large linear layers
-    multiply by oneDNN in float32 on a CPU, which is twice as fast on some.
+    Models have no dropout; GPT-2 has tied embeddings and the fused tanh approximation of GELU. Large products
+    of linear layers are by oneDNN in float32 on a CPU, which is twice as fast on some.
 
     Args:
         kind: a Hugging Face model type.
@@ -98,7 +98,7 @@ def load_causal_lm(
 
     Weights are read from safetensors files only, and all weights of the model must be there. Code in the model's folder
     runs only with ``trust_remote_code=True``, which also disables the checks of the folder before it is read. Large
-    linear layers multiply by oneDNN in float32 on a CPU, which is twice as fast on some.
+    products of linear layers are by oneDNN in float32 on a CPU, which is twice as fast on some.
 
     Args:
         name_or_path: a name on the Hugging Face hub, a folder written by ``save_pretrained``, or a GGUF file of

@@ -82,7 +82,7 @@ def choose_weights(lm: PreTrainedModel, options: RunOptions) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks for it
         get_peft_model(lm, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, fan_in_fan_out=transposed))
-    use_fast_layers(lm, above=0)  # adapters are small, but read the rows of large layers
+    use_fast_layers(lm)
 
 
 def _fitted(lm: PreTrainedModel, source: str | Path, tokenizer: Tokenizer, options: RunOptions) -> PreTrainedModel:
