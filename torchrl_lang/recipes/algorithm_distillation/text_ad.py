@@ -19,6 +19,7 @@ from torchrl_lang.algorithm_distillation.language.records import TextSplit, epis
 from torchrl_lang.data import row_buffer
 from torchrl_lang.evaluation.tables import format_columns
 from torchrl_lang.modules import language_actor, load_causal_lm, save_language_model
+from torchrl_lang.modules.hugging_face import positions
 from torchrl_lang.modules.language_model import fit_vocabulary
 from torchrl_lang.objectives import BCLoss
 from torchrl_lang.recipes.algorithm_distillation.options import TextAD, TextHistoryOptions
@@ -162,10 +163,10 @@ def _model(options: TextAD, histories: TextHistories) -> PreTrainedModel:
     longest = RewardWords(histories.template, tokenizer, histories.values).longest
     if options.pretrained is not None:
         lm = load_causal_lm(options.pretrained)
-        positions, needed = getattr(lm.config, "max_position_embeddings", None), options.row_length + longest
-        if positions is not None and positions < needed:  # the report puts other rewards at the ends of rows
-            advice = f"give --row-length {positions - longest} or less, or another model"
-            raise ValueError(f"The pretrained model has {positions} positions, but rows need {needed}: {advice}.")
+        readable, needed = positions(lm.config), options.row_length + longest
+        if readable is not None and readable < needed:  # the report puts other rewards at the ends of rows
+            advice = f"give --row-length {readable - longest} or less, or another model"
+            raise ValueError(f"The pretrained model has {readable} positions, but rows need {needed}: {advice}.")
         return fit_vocabulary(lm, tokenizer.vocab_size, shrink=True)
     return new_lm(tokenizer, options.row_length + longest, **options.sizes)
 
