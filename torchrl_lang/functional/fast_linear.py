@@ -51,14 +51,14 @@ def _applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         not torch.compiler.is_compiling()
         and _AVAILABLE
+        and weight.ndim == 2
+        and large_product(x, weight)  # most calls of small models end here
         and _plain(x)
         and _plain(weight)
         and (bias is None or _plain(bias))
         and x.ndim > 1
         and x.numel() > 0
-        and weight.ndim == 2
         and weight.shape[1] == x.shape[-1]
-        and large_product(x, weight)
         and _has_dense_lines(weight)
         and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
         and bool(torch.backends.mkldnn.enabled)
