@@ -84,7 +84,7 @@ def states_name(model: Any, blocks: int) -> str | None:
 
 
 def carried(name: str, states: Tensor, tokens: Tensor, mask: Tensor) -> TensorDict:
-    """What rows carry: states ``[*B, T, H]`` of this name, and the tokens ``[*B, T]`` plus one, 0 outside the mask."""
+    """Name states ``[*B, T, H]`` as rows carry them, beside the tokens ``[*B, T]`` plus one, 0 outside the mask."""
     entries = {"states": states, TOKENS: (tokens + 1) * mask}
     return TensorDict({name: entries}, batch_size=tokens.shape[:-1])
 
