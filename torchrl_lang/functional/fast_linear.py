@@ -32,7 +32,7 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         >>> fast_linear(torch.ones(1024, 64), torch.ones(256, 64), torch.ones(256)).unique()
         tensor([65.])
     """
-    if not _applies(x, weight, bias):
+    if not uses_onednn(x, weight, bias):
         return F.linear(x, weight, bias)
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
     product = _Linear.apply if differentiable else _product
@@ -42,17 +42,13 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return product(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
-def large_product(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN saves more than its call costs: with many multiplications, or weights from beyond the cache."""
-    return weight.numel() > _LARGE_WEIGHT or x.numel() * weight.shape[0] >= _MANY_PRODUCTS
-
-
-def _applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def uses_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether :func:`fast_linear` computes this product by oneDNN."""
     return (
         not torch.compiler.is_compiling()
         and _AVAILABLE
         and weight.ndim == 2
-        and large_product(x, weight)  # most calls of small models end here
+        and _large_product(x, weight)  # most calls of small models end here
         and _plain(x)
         and _plain(weight)
         and (bias is None or _plain(bias))
@@ -65,6 +61,11 @@ def _applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not _observed()
     )
+
+
+def _large_product(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN saves more than its call costs: with many multiplications, or weights from beyond the cache."""
+    return weight.numel() > _LARGE_WEIGHT or x.numel() * weight.shape[0] >= _MANY_PRODUCTS
 
 
 _AVAILABLE = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
