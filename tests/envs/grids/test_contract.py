@@ -9,6 +9,7 @@ from torchrl.envs.utils import check_env_specs
 
 from tests.envs.grids import reference
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, random_bandits
+from torchrl_lang.envs.grids.rooms import room_image
 
 
 def bandit(**kwargs):
@@ -176,6 +177,27 @@ def test_dark_key_door_is_that_of_plain_loops():
         ends.add(expected[-1][2:])
         assert_rows(columns, task, expected, place=lambda state: state[0])
     assert ends == {(True, False), (False, True)}  # terminated, and truncated
+
+
+@pytest.mark.parametrize("symmetry", range(8))
+def test_an_image_of_steps_is_steps_in_the_image_of_a_room(symmetry):
+    generator = torch.Generator().manual_seed(symmetry)
+    cells = [tuple(cell) for cell in torch.randint(4, (3, 2), generator=generator).tolist()]  # start, key, door
+    actions = random_actions(1, 60, seed=symmetry)
+
+    def image(place):
+        row, column = (3 - number if symmetry & bit else number for number, bit in zip(place, (1, 2), strict=True))
+        return (column, row) if symmetry & 4 else (row, column)
+
+    def steps(cells, actions):
+        start, key, door = cells
+        task = DarkKeyDoorEnv(4).task_number(key, door)
+        return played(DarkKeyDoorEnv(4, start=start, task=task, episode_length=60, batch_size=1), actions)
+
+    position, *others = steps(cells, actions)
+    position, actions = room_image(position, actions, torch.tensor(symmetry), 4)
+    expected = steps([image(cell) for cell in cells], actions)
+    assert all(map(torch.equal, [position, *others], expected))
 
 
 @pytest.mark.parametrize("reward", ["every_step", "once"])

@@ -25,7 +25,7 @@ FAMILY = {"size": 3, "episode_length": 4, "test": 0.3}
 
 
 def distill(out, *more):
-    return main(["distill", "--quick", "--out", str(out), *words_of(SIZES), *map(str, more)])
+    return main(["distill", "--quick", "--symmetries", "--out", str(out), *words_of(SIZES), *map(str, more)])
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_each_method_trains_on_its_source(finished):
         config = json.loads((finished / name / "config.json").read_text())
         assert config["source"] == ("expert" if name.startswith("ed") else None)
         assert (config["seed"], config["steps"], config["size"]) == (int(name[-1]), 1, 3)
+        assert config["symmetries"] is True
         about = json.loads((finished / name / "model" / "ad_model.json").read_text())["trained_on"]
         assert about["source"] == ("expert" if name.startswith("ed") else "posterior")
         assert about["family"]["test"] == split().test.tolist()

@@ -9,6 +9,7 @@ from tests.recipes.commands import assert_same
 from torchrl_lang.algorithm_distillation import LearningHistory, record_history
 from torchrl_lang.algorithm_distillation.sources import UCB, NoisyExpert, PosteriorSampling, QLearning
 from torchrl_lang.envs.grids import DarkRoomEnv, random_bandits
+from torchrl_lang.envs.grids.rooms import room_image
 from torchrl_lang.recipes.algorithm_distillation.histories import (
     FamilyOptions,
     HistoryOptions,
@@ -140,6 +141,34 @@ def test_other_histories_are_refused(before, now, message, tmp_path):
         windows_of(**now, history=tmp_path / "history")
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_symmetries_change_from_stream_to_stream_and_when_histories_are_replaced(is_recorded, tmp_path, drawn):
+    given = {"history": tmp_path / "history"} if is_recorded else {}
+    if is_recorded:
+        recorded(tmp_path / "history")
+    windows = windows_of(**given, symmetries=True)
+    for _ in range(2 * EVERY):
+        batch = windows.sample()
+    *plain, turned = drawn
+    before = plain[0 if is_recorded else -1].steps
+    streams = before.shape[:2].numel()
+    for stream, (one, other) in enumerate(zip(before.flatten(0, 1), turned.steps.flatten(0, 1), strict=True)):
+        expected = room_image(one[OBSERVATION], one["action"], torch.tensor((stream + 1) % 8), size=3)
+        assert all(map(torch.equal, expected, (other[OBSERVATION], other["action"])))
+        assert torch.equal(one[REWARD], other[REWARD])
+    assert len(drawn) == (3 if is_recorded else 4)
+    assert streams > 8
+    assert torch.equal(batch[OBSERVATION], turned.flat[batch["index"]][OBSERVATION])
+
+
+def test_rooms_without_symmetries():
+    with pytest.raises(ValueError, match="env=bandit has none: leave --symmetries out"):
+        HistoryOptions(env="bandit", symmetries=True)
+    with pytest.raises(ValueError, match="even size=4 has no centre to mirror at: give --start random"):
+        HistoryOptions(size=4, symmetries=True)
+    HistoryOptions(size=4, env="dark_key_door", symmetries=True)
+
+
 def test_more_tasks_than_a_room_has():
     with pytest.raises(ValueError, match="tasks must be at most 8 in a room of size=3, got 9"):
         windows_of(tasks=9)
@@ -171,9 +200,11 @@ def test_a_goal_where_each_episode_begins_is_left_out(size, start):
 
 
 def test_options_reach_the_environment():
-    family = TaskFamily(FamilyOptions(env="dark_key_door", size=4, start="random"))
+    family = TaskFamily(FamilyOptions(env="dark_key_door", size=4))
     env = family.env(family.split.train, 1)
     assert (env.size, env.start) == (4, "random")
+    assert TaskFamily(FamilyOptions()).one().start == "centre"
+    assert TaskFamily(FamilyOptions(start="random")).one().start == "random"
     bandit = TaskFamily(FamilyOptions(env="bandit", arms=4, tasks=50, split_seed=3))
     described = bandit.env(bandit.split.test[:1], 1).describe_task(int(bandit.split.test[0]))
     expected = random_bandits(50, 4, seed=3)[bandit.split.test[0]]

@@ -17,6 +17,42 @@ _MOVES = torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]])
 Start = Literal["centre", "random"] | tuple[int, int]
 
 
+def room_image(position: Tensor, action: Tensor, symmetry: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Places and actions in a room that is mirrored or turned: one of the eight symmetries of a square.
+
+    A learner's steps in a room are, seen so, those of a learner in the room with its goals moved likewise.
+
+    Args:
+        position: rows and columns, int64 ``[*B, 2]``.
+        action: int64 ``[*B]``.
+        symmetry: int64 that broadcasts to ``[*B]``, 0 to 7. Its bit of value 1 exchanges up and down, that of 2 left
+            and right, and then that of 4 rows and columns; 0 changes nothing.
+        size: number of rows and of columns.
+
+    Returns:
+        Both, of the shapes that came.
+
+    Examples:
+        >>> import torch
+        >>> from torchrl_lang.envs.grids.rooms import room_image
+        >>> position, up = torch.tensor([0, 2]), torch.tensor(1)
+        >>> [room_image(position, up, torch.tensor(number), size=9) for number in (1, 4)]
+        [(tensor([8, 2]), tensor(2)), (tensor([2, 0]), tensor(3))]
+    """
+    return _image(position, symmetry, size - 1), _ACTION_IMAGES[symmetry, action]
+
+
+def _image(vector: Tensor, symmetry: Tensor, largest: int) -> Tensor:
+    bits = symmetry.unsqueeze(-1)
+    mirrored = torch.where((bits & torch.tensor([1, 2])).bool(), largest - vector, vector)
+    return torch.where((bits & 4).bool(), mirrored.flip(-1), mirrored)
+
+
+# A move is mirrored at its middle, 0.
+_ACTION_IMAGES = (_image(_MOVES, torch.arange(8)[:, None], 0)[:, :, None] == _MOVES).all(-1).int().argmax(-1)
+"""The action that an action becomes, by symmetry and action."""
+
+
 class RoomEnv(HiddenTaskEnv):
     """A room of ``size`` by ``size`` cells without inner walls. Abstract: subclasses define tasks and rewards.
 

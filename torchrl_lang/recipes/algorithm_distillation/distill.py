@@ -67,7 +67,8 @@ def _command(options: Distill, method: str, seed: int, out: Path) -> list[str]:
     evaluation = {"eval_every": max(1, options.steps // 4), "seed": seed, "out": out}
     words = ["train", "ad"]
     for name, value in (given | evaluation).items():
-        words += [f"--{dashed(name)}", str(value)]
+        if value is not False:
+            words += [f"--{dashed(name)}", *([] if value is True else [str(value)])]
     return words
 
 

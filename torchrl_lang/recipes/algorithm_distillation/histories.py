@@ -16,7 +16,9 @@ from torchrl_lang.algorithm_distillation import HistoryWindows, LearningHistory,
 from torchrl_lang.algorithm_distillation.history import MANIFEST, HistoryManifest, read_manifest
 from torchrl_lang.algorithm_distillation.sources import NoisyExpert, TabularSource
 from torchrl_lang.envs.grids import BernoulliBanditEnv, DarkKeyDoorEnv, DarkRoomEnv, HiddenTaskEnv, random_bandits
+from torchrl_lang.envs.grids.rooms import room_image
 from torchrl_lang.recipes.algorithm_distillation.options import FAMILIES, FamilyOptions, HistoryOptions, SourceName
+from torchrl_lang.schema import ACTION, OBSERVATION
 
 
 class _SourceDefaults(NamedTuple):
@@ -71,7 +73,7 @@ class TaskFamily:
         if self._arms is not None:
             return BernoulliBanditEnv(self._arms, **rows)
         room = DarkRoomEnv if self.options.env == "dark_room" else DarkKeyDoorEnv
-        return room(self.options.size, start=self.options.start, **rows)
+        return room(self.options.size, start=self.options.start_name(), **rows)
 
     def one(self) -> HiddenTaskEnv:
         """An environment of one task, for its specs."""
@@ -87,7 +89,8 @@ def _task_numbers(options: FamilyOptions) -> Tensor:
     if options.env == "bandit":
         return torch.arange(1000 if options.tasks is None else options.tasks)
     every = torch.arange(options.size**4 if options.env == "dark_key_door" else options.size**2)
-    if options.env == "dark_room" and options.start == "centre":  # a goal where each episode begins needs no search
+    # A goal where each episode begins needs no search.
+    if options.env == "dark_room" and options.start_name() == "centre":
         every = every[every != (options.size // 2) * (options.size + 1)]
     if options.tasks is not None and options.tasks > len(every):
         raise ValueError(f"tasks must be at most {len(every)} in a room of size={options.size}, got {options.tasks}.")
@@ -178,9 +181,21 @@ def history_windows(options: HistoryOptions, *, length: int, batch_size: int, se
         if history is None:
             source = source_on(options, family.env(family.split.train, streams), seed=own)
             history = LearningHistory(source.history(), source.tasks)
+        if options.symmetries:
+            history = _images(history, options.size, number)
         return HistoryWindows(history, length, skip_episodes=skipped(options), at_episode_start=True, seed=own)
 
-    return FreshWindows(draw, batch_size, every=options.fresh_every if recorded is None else 1 << 62)
+    changes = recorded is None or options.symmetries
+    return FreshWindows(draw, batch_size, every=options.fresh_every if changes else 1 << 62)
+
+
+def _images(history: LearningHistory, size: int, number: int) -> LearningHistory:
+    """A room's histories, mirrored and turned: streams in turn have each symmetry, another one with each ``number``."""
+    steps = history.steps.clone(recurse=False)
+    tasks, streams, _ = steps.shape
+    symmetry = (torch.arange(tasks * streams).view(tasks, streams, 1) + number) % 8
+    observation, action = room_image(steps[OBSERVATION], steps[ACTION], symmetry, size)
+    return LearningHistory(steps.update({OBSERVATION: observation, ACTION: action}), history.tasks)
 
 
 def recording_of(options: HistoryOptions) -> HistoryManifest | None:

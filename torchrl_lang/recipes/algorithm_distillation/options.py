@@ -12,6 +12,7 @@ from torchrl_lang.recipes.algorithms.training import LoopOptions
 from torchrl_lang.recipes.options import Options, option, required, with_defaults
 
 FamilyName = Literal["dark_room", "dark_key_door", "bandit"]
+StartName = Literal["centre", "random"]
 SourceName = Literal["posterior", "noise", "q_learning", "ucb", "expert"]
 FormatName = Literal["rl", "language"]
 TemplateName = Literal["compact", "spelled", "sparse"]
@@ -30,12 +31,14 @@ class _FamilyDefaults(NamedTuple):
     source: SourceName
     streams: int
     """Histories of each task at a time: of keys and doors, which have many tasks, one."""
+    start: StartName
+    """Where episodes begin in the papers' rooms; a bandit has no place."""
 
 
 FAMILIES: dict[FamilyName, _FamilyDefaults] = {
-    "dark_room": _FamilyDefaults(20, "posterior", 100),
-    "dark_key_door": _FamilyDefaults(50, "posterior", 1),
-    "bandit": _FamilyDefaults(10, "ucb", 100),
+    "dark_room": _FamilyDefaults(20, "posterior", 100, "centre"),
+    "dark_key_door": _FamilyDefaults(50, "posterior", 1, "random"),
+    "bandit": _FamilyDefaults(10, "ucb", 100, "centre"),
 }
 
 
@@ -45,7 +48,9 @@ class FamilyOptions(Options):
 
     env: FamilyName = option("dark_room", "family of tasks")
     size: int = option(7, "rows and columns of a room", ge=2, le=64)
-    start: Literal["centre", "random"] = option("centre", "where an episode in a room begins")
+    start: StartName | None = option(
+        None, "where an episode in a room begins; none: in the centre (dark_key_door: anywhere, random)"
+    )
     arms: int = option(10, "arms of a bandit", ge=2)
     episode_length: int | None = option(None, "steps of an episode; none: 20 (dark_key_door: 50, bandit: 10)", ge=1)
     tasks: int | None = option(
@@ -54,6 +59,10 @@ class FamilyOptions(Options):
     validation: float = option(0.1, "share of the tasks on which checkpoints are chosen", gt=0, lt=1)
     test: float = option(0.15, "share of the tasks that are reported", gt=0, lt=1)
     split_seed: int = option(0, "seed of the tasks and of their split", ge=0)
+
+    def start_name(self) -> StartName:
+        """Where an episode begins."""
+        return FAMILIES[self.env].start if self.start is None else self.start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +75,16 @@ class HistoryOptions(FamilyOptions):
     streams: int | None = option(None, "histories of each task at a time; none: 100 (dark_key_door: 1)", ge=1)
     fresh_every: int = option(50, "training steps until the histories are replaced by new ones", ge=1)
     history: Path | None = option(None, "folder of a recorded history of these tasks, instead of new ones")
+    symmetries: bool = option(
+        False, "mirror and turn the histories of a room: eight times as many places, with the same games"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.symmetries and self.env == "bandit":
+            raise ValueError("symmetries are those of a room, and env=bandit has none: leave --symmetries out.")
+        if self.symmetries and self.start_name() == "centre" and self.size % 2 == 0:
+            raise ValueError(f"A room of an even size={self.size} has no centre to mirror at: give --start random.")
 
     def source_name(self) -> SourceName:
         """The source algorithm."""
