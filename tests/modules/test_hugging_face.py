@@ -111,10 +111,13 @@ def test_logits_that_a_model_scales_or_caps(kind):
     torch.testing.assert_close(loss, -expected.log_softmax(-1)[:, :-1].gather(-1, tokens)[..., 0][mask].mean())
 
 
-def test_an_encoder_is_refused():
+def test_encoders_and_decoders_of_encoders_are_refused():
     config = AutoConfig.for_model("t5", vocab_size=12, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
     with pytest.raises(ValueError, match="has an encoder"):
         modules.language_actor(AutoModelForSeq2SeqLM.from_config(config))
+    sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "vocab_size": 12}
+    with pytest.raises(ValueError, match="BartForCausalLM does not name its embeddings"):
+        modules.language_actor(AutoModelForCausalLM.from_config(AutoConfig.for_model("bart", **sizes)))
 
 
 def test_states_may_be_narrower_than_the_blocks():

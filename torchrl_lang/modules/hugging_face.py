@@ -110,8 +110,16 @@ def trunk_obstacle(lm: PreTrainedModel) -> str | None:
         "has an encoder": getattr(lm.config, "is_encoder_decoder", False),
         "reads more than text": not hasattr(lm.config, "hidden_size"),
         "does not name its trunk": lm.base_model is lm and lm.get_output_embeddings() is not None,
+        "does not name its embeddings": not _names_embeddings(lm.base_model),
     }
     return next((obstacle for obstacle, holds in obstacles.items() if holds), None)
+
+
+def _names_embeddings(model: PreTrainedModel) -> bool:
+    try:
+        return model.get_input_embeddings() is not None
+    except NotImplementedError:  # as of BART's decoder alone
+        return False
 
 
 def hidden_size(config: PreTrainedConfig) -> int:
