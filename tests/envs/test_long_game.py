@@ -14,6 +14,7 @@ from torchrl_lang.data import EpisodeRows, generate_dataset, rows_from_rollout
 from torchrl_lang.envs import LongGameEnv, TextGameEnv, check_language_env
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.recipes.tasks.base import play_in_terminal
+from torchrl_lang.schema import ROW_KEYS
 from torchrl_lang.text import CharTokenizer, from_row
 from torchrl_lang.transforms import LivingCost
 
@@ -171,10 +172,62 @@ def test_what_does_not_fit(make):
 
     env = LongGameEnv(Novel, LETTERS, row_length=32, action_length=4, seed=0)
     td = env.reset(game_seed=torch.tensor([3]))
-    with pytest.warns(UserWarning, match=r"an opening and a turn of 3\d tokens together, of which 26 fit"):
+    with pytest.warns(UserWarning, match=r"an opening and a turn of 3\d tokens together, of which 27 fit"):
         td = say_after(env, td, "a")
     assert td["truncated"].all()
     assert not env.maybe_reset(td)["continued"].any()
+    env, td = echo("a", "a", row_length=9)  # 6 tokens of a turn, 2 of an utterance and the end that it may need
+    assert env.maybe_reset(td)["continued"].all()
+
+
+class Echo:
+    """Begins with nothing, and always replies the same; shows a vector."""
+
+    features = ((1.0, 2.0),)
+
+    def reset(self, seed):
+        return ""
+
+    def step(self, text):
+        return "gh", 0.0, False
+
+
+def echo(*said, **options):
+    env = LongGameEnv(Echo, LETTERS, action_length=2, **options)
+    td = env.reset()
+    for text in said:
+        td = say_after(env, td, text)
+    assert td["truncated"].all()
+    return env, td
+
+
+def test_a_row_that_begins_with_an_empty_utterance_is_read():
+    env, td = echo("", "", row_length=8)
+    td = env.maybe_reset(td)
+    assert LETTERS.decode(real(td)) == "<s></a>gh</s>"
+    (turn,) = from_row(td[0], LETTERS).turns
+    assert (turn.text, turn.by_agent) == ("</a>gh", False)
+    td = say_after(env, td, "")
+    again = to_row(from_row(td[0], LETTERS), LETTERS, env.row_length)
+    assert again["tokens"].tolist() == td["tokens"][0].tolist()
+
+
+def test_features_stay_the_same_in_all_rows_of_a_game():
+    env, td = echo("a", "a", row_length=9, features=(2, 2))
+    shown = env.maybe_reset(td)
+    assert shown["continued"].all()
+    assert shown["features"].tolist() == [[[1.0, 2.0], [0.0, 0.0]]]
+    assert shown["features_mask"].tolist() == [[True, False]]
+
+
+def test_a_game_that_was_restored_continues_with_its_last_turns():
+    env, _ = echo("a", "b", "c", "d", row_length=20, window=12)
+    begun = env.reset()
+    for text in "abc":
+        begun = say_after(env, begun, text)
+    begun = env.reset(set_state=True, game_seed=env.game_seed, **begun.select(*ROW_KEYS))
+    td = env.maybe_reset(say_after(env, begun, "d"))
+    assert LETTERS.decode(real(td)) == "<s>c</a>gh</s>d</a>gh</s>"
 
 
 class Asks:

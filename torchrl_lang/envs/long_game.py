@@ -12,9 +12,10 @@ from torch import Tensor
 from torchrl_lang._checks import check_options
 from torchrl_lang.envs.game_turn import GamePlace, GameTurn, TextGame
 from torchrl_lang.envs.language_env import Reply, TaskState
-from torchrl_lang.envs.row_state import Utterance, complete_opening, complete_reply
+from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply, where_rows
 from torchrl_lang.envs.seeded_env import flags
 from torchrl_lang.envs.text_game import TextGameEnv
+from torchrl_lang.functional.decisions import shift_right, utterance_ends
 from torchrl_lang.schema import CONTINUED
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
@@ -118,7 +119,6 @@ class LongGameEnv(TextGameEnv):
         waiting = [] if is_new else [row for row in rows if row in self._windows]
         continued = torch.zeros_like(fresh)
         continued[waiting] = True
-        before = self._task["game_seed"] if waiting else None
         tokens, length, task = super()._open(episode, fresh & ~continued, options)
         texts = [ids[:n] for ids, n in zip(tokens.tolist(), length.tolist(), strict=True)]
         for row in rows:
@@ -127,8 +127,17 @@ class LongGameEnv(TextGameEnv):
                 texts[row], self._layouts[row] = ids, layout
             else:
                 self._layouts[row] = _Layout(len(complete_opening(texts[row], self.tokenizer.control)), [])
-        seed = task["game_seed"] if before is None else torch.where(continued, before, task["game_seed"])
-        return *self._pad(texts), {**task, "game_seed": seed, "continued": continued}
+        same = {"game_seed", *self._spared_state} & task.keys() if waiting else ()
+        kept = {key: where_rows(continued, self._task[key], task[key]) for key in same}
+        return *self._pad(texts), {**task, **kept, "continued": continued}
+
+    def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
+        agent, control = rows.agent_mask, self.tokenizer.control
+        ends = utterance_ends(rows.tokens, rows.attention_mask, agent, control.end_of_action)
+        begins = agent & ~shift_right(agent & ~ends)
+        for row in fresh.nonzero().flatten().tolist():
+            self._layouts[row].starts.extend(begins[row].nonzero().flatten().tolist())
+        return super()._restore(rows, task, fresh, options)
 
     def _reply(self, utterance: Utterance, task: TaskState, live: Tensor) -> tuple[Reply, TaskState]:
         rows, kept = self._begun().rows, task["continued"]
@@ -169,13 +178,14 @@ class LongGameEnv(TextGameEnv):
     def _keep(self, row: int, window: list[int], layout: _Layout) -> None:
         """Begin the next row so, if there is room for an utterance."""
         control = self.tokenizer.control
-        if len(window) > self._longest:
-            seed, turn = int(self._task["game_seed"][row]), int(self._turns[row]) + 1
-            found = f"has an opening and a turn of {len(window)} tokens together, of which {self._longest} fit"
-            self._lose(GamePlace(row, seed, turn), found, f"give row_length={self.row_length + len(window)} or more")
-            return
         if control.marks_turns:  # rows add these themselves
             window = window[1 : -1 if window[-1] == control.end_of_state else None]
+        length, room = len(window) + 2 * control.marks_turns, self.row_length - self.action_length - 1
+        if length > room:
+            seed, turn = int(self._task["game_seed"][row]), int(self._turns[row]) + 1
+            found = f"has an opening and a turn of {length} tokens together, of which {room} fit"
+            self._lose(GamePlace(row, seed, turn), found, f"give row_length={self.row_length + length} or more")
+            return
         self._windows[row] = window, layout
 
     def _fit_opening(self, text: str, place: GamePlace) -> tuple[list[int], bool]:
