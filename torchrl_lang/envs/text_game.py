@@ -220,7 +220,7 @@ class TextGameEnv(LanguageEnv):
 
         threads_needed = min(self._workers, len(args))
         if threads_needed < 2:
-            return map(call, args)
+            return (call(row) for row in args)  # a generator makes a game's StopIteration an error; map would just end
         # New threads for each step: nothing to close or to copy, and none is left after an error.
         with ThreadPoolExecutor(threads_needed) as threads:
             return list(threads.map(call, args))

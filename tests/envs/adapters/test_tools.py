@@ -71,6 +71,7 @@ def test_calls_in_both_forms():
         (call("add", a="2"), "a: Input should be a valid integer"),
         (call("look", where="left"), "where: Input should be 'up' or 'down'"),
         ('{"name": "add", "arguments": [2]}', "TypeError"),
+        ('{"name": "sub", "arguments": {}, "self": 1, "fault": "x"}', "there is no tool 'sub', only add, look"),
         ("<tool_call>7</tool_call>", 'expected {"name": ..., "arguments": {...}}'),
         ("<tool_call>" + "[" * 100000, "the call is not JSON ("),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError, validate_call
@@ -71,12 +71,14 @@ class Tools:
     def run(self, text: str) -> list[str]:
         """Run the calls of an utterance in their order; errors are results, too. It is empty if no tool is called."""
         alone = {"name", "arguments"} <= _parsed(text).keys()
-        return [self._run(**_parsed(call)) for call in _TAGGED.findall(text) or [text] * alone]
+        return [self._run(_parsed(call)) for call in _TAGGED.findall(text) or [text] * alone]
 
-    def _run(self, name: Any = None, arguments: Any = None, fault: str | None = None, **_: Any) -> str:
+    def _run(self, call: Mapping[str, Any]) -> str:
+        name, arguments = call.get("name"), call.get("arguments")
+        if name is None:
+            return f"Error: {call['fault']}."
         if name not in self._functions:
-            known = ", ".join(self._functions) or "none"
-            return f"Error: {fault or f'there is no tool {shorten(name)}, only {known}'}."
+            return f"Error: there is no tool {shorten(name)}, only {', '.join(self._functions) or 'none'}."
         try:
             given = json.loads(arguments) if isinstance(arguments, str) else arguments  # as text: OpenAI's form
             result = self._functions[name](**(given or {}))
