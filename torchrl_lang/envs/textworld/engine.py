@@ -213,7 +213,8 @@ class EnginePool:
             pid = process.process.pid  # makes each warning different, so that all are shown
             warnings.warn(f"Process {pid} of the TextWorld engine {why}: a new process replaces it.", stacklevel=2)
             if failed_before:  # the first waiting command is the one that failed, for the second time
-                answers[queue.popleft()["row"]] = Failed(f"its process {why}")
+                advice = ", a busy machine needs a larger time_limit" * slow
+                answers[queue.popleft()["row"]] = Failed(f"its process {why}{advice}")
             failed_before = True
             self._processes[number] = EngineProcess(self.infos, expert=self.expert)
             self._send(number, queue, singly=True)

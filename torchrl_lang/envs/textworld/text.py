@@ -14,11 +14,13 @@ SILENT = "The game has stopped answering."
 """The reply if the engine gives no answer; the row is truncated."""
 
 _META = frozenset(
-    {"again", "brief", "disable", "enable", "g", "long", "no", "normal", "noscript", "notify", "nouns", "oops", "print"}
-    | {"print_state", "pronouns", "q", "quit", "restart", "restore", "restrict", "save", "script", "short"}
-    | {"superbrief", "transcript", "transcription", "undo", "unscript", "verbose", "verify", "version", "y", "yes"}
+    {"again", "brief", "disable", "enable", "g", "long", "no", "normal", "noscript", "notify", "nouns", "o", "oops"}
+    | {"print", "pronouns", "q", "quit", "restart", "restore", "restrict", "save", "script", "short"}
+    | {"undo", "unscript", "verbose", "verify", "version", "y", "yes"}
 )
 """First words of commands that leave the game, write files, undo, or print hidden state. ``n`` (north) is allowed."""
+_META_BEGINNINGS = ("print_st", "superbrie", "transcrip", "tw-")
+"""What others of these words begin with. The engine reads no more of a word: to it "print_stuff" is print_state."""
 
 WORD = re.compile(r"type [a-z0-9]\b|[a-z]+(?:-[a-z]+)*")
 """A word in lower case, such as "half-eaten"; a mark such as "type y", as of a keycard, counts as one."""
@@ -69,11 +71,11 @@ def is_meta(command: str) -> bool:
 
     Examples:
         >>> from torchrl_lang.envs.textworld.text import is_meta
-        >>> is_meta("restart"), is_meta("tw-print max_score"), is_meta("take scripture")
-        (True, True, False)
+        >>> is_meta("restart"), is_meta("tw-print max_score"), is_meta("print_stuff"), is_meta("take scripture")
+        (True, True, True, False)
     """
     words = re.findall(r"[\w-]+", command)
-    return bool(words) and (words[0] in _META or words[0].startswith("tw-"))
+    return bool(words) and (words[0] in _META or words[0].startswith(_META_BEGINNINGS))
 
 
 def clean_feedback(text: str) -> str:
