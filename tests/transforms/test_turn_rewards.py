@@ -116,5 +116,8 @@ def test_errors():
         env.step(TensorDict(action=player()(td)["action"], batch_size=[4]))
     with pytest.raises(ValueError, match=r"cost must lie in .*, got nan"):
         LivingCost(float("nan"))
+    for weight in (float("nan"), "1"):
+        with pytest.raises(ValueError, match=r"weights\['won'\] must lie in .*, got"):
+            EntryReward({"lost": -1.0, "won": weight})
     with pytest.raises(RuntimeError, match="belongs into an environment"):
         LivingCost(1.0)(td)

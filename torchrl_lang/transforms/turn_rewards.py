@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import Transform
 
-from torchrl_lang._checks import Finite, checked
+from torchrl_lang._checks import Finite, check_options, checked
 from torchrl_lang.functional.decisions import row_length
 from torchrl_lang.schema import AGENT_MASK, ATTENTION_MASK, REWARD, TOKEN_REWARD, find_entry
 
@@ -120,6 +120,9 @@ class EntryReward(TurnRewardTransform):
     Args:
         weights: the reward for each entry, negative for a penalty.
 
+    Raises:
+        ValueError: a weight is no finite number.
+
     Examples:
         >>> from torchrl.envs import TransformedEnv
         >>> from torchrl_lang.envs import WordleEnv
@@ -131,6 +134,7 @@ class EntryReward(TurnRewardTransform):
     """
 
     def __init__(self, weights: Mapping[NestedKey, float]) -> None:
+        check_options(**{f"weights[{key!r}]": (weight, "(-inf, inf)") for key, weight in weights.items()})
         self.weights = {key: weight for key, weight in weights.items() if weight}
         super().__init__([*self.weights])
 
