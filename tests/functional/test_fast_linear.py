@@ -4,13 +4,14 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchrl_lang.functional import fast_linear as module
 from torchrl_lang.functional.fast_linear import fast_linear
+from torchrl_lang.modules.fast_linear import FastLinear
 
 APPLIES = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 
@@ -77,6 +78,12 @@ def test_tensors_are_written_to_in_place_where_torch_allows_it():
     y = fast_linear(x, weight)
     y[:, 0] = 0
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0][:, 1:], weight.sum(0).expand(2, 2, 7))
+    assert y._base is None  # FSDP warns of views
+    with torch.no_grad():
+        y = fast_linear(torch.ones(2, 3, 7), weight.detach())
+    factor = torch.tensor(2.0, requires_grad=True)
+    expected = y.sum()
+    torch.testing.assert_close(torch.autograd.grad(y.mul_(factor).sum(), factor)[0], expected)
     for i, needing in enumerate((x, weight)):
         given = [x.detach(), weight.detach()]
         given[i] = needing.clone()
@@ -173,3 +180,5 @@ def test_what_follows_operations_sees_those_of_torch():
     x, weight, bias = (t.detach() for t in given)
     traced = torch.jit.trace(lambda x: fast_linear(x, weight, bias), x)
     torch.testing.assert_close(traced(x + 1), F.linear(x + 1, weight, bias))
+    graph = torch.fx.symbolic_trace(nn.Sequential(FastLinear(7, 4)))
+    torch.testing.assert_close(graph(x), F.linear(x, *graph.parameters()))

@@ -38,8 +38,8 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     product = _Linear.apply if differentiable else _product
     if x.ndim == 2:
         return product(x, weight, bias)
-    # The view is made outside the function: one made within may not be written to.
-    return product(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], weight.shape[0])
+    # No view, as torch's result is none: one made without gradients may not be written to with them, and FSDP warns.
+    return torch.ops.aten._unsafe_view(product(x.flatten(0, -2), weight, bias), (*x.shape[:-1], weight.shape[0]))
 
 
 def uses_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -47,6 +47,7 @@ def uses_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         not torch.compiler.is_compiling()
         and _AVAILABLE
+        and isinstance(x, Tensor)  # not a node of a graph that torch.fx traces
         and weight.ndim == 2
         and _large_product(x, weight)  # most calls of small models end here
         and _plain(x)
