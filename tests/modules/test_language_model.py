@@ -17,6 +17,7 @@ from torchrl_lang._files import FileError
 from torchrl_lang.modules import causal_lm, language_actor, load_causal_lm, load_language_model, save_language_model
 from torchrl_lang.modules.actor import linear_layer, split_actor
 from torchrl_lang.modules.fast_linear import FastLinear
+from torchrl_lang.modules.language_model import fit_vocabulary
 
 FILES = ["checksums.json", "config.json", "generation_config.json", "heads.safetensors", "model.safetensors"]
 FILES += ["tokenizer.json", "tokenizer_config.json", "torchrl_lang.json"]
@@ -160,6 +161,7 @@ def test_linear_layers_are_fast_ones_with_the_same_outputs(tmp_path):
         assert {type(layer) for layer in (block.mlp.up_proj, block.self_attn.q_proj, model.lm_head)} == {FastLinear}
         torch.testing.assert_close(model(tokens).logits, theirs(tokens).logits)
     assert linear_layer(split_actor(language_actor(loaded)).head) is loaded.lm_head
+    assert type(fit_vocabulary(loaded, 301).lm_head) is FastLinear
 
 
 def test_a_missing_model_is_named_and_quantized_weights_need_their_package_and_a_gpu(tmp_path, monkeypatch):

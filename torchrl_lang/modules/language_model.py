@@ -225,9 +225,12 @@ def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False
         >>> fit_vocabulary(lm, 13).get_output_embeddings().weight.shape
         torch.Size([13, 8])
     """
+    from torchrl_lang.modules.fast_layers import use_fast_layers
+
     have = lm.get_input_embeddings().weight.shape[0]
     if vocab_size > have or (shrink and vocab_size < have):
         lm.resize_token_embeddings(vocab_size)
+        use_fast_layers(lm)  # the head may be a new one
     return lm
 
 
