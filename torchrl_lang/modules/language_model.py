@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from torchrl_lang import _files
 from torchrl_lang._checks import check_heads, check_options
 from torchrl_lang._files import FileError, Record, file_errors, file_in, nested_fields, one_line, read_json, shorten
+from torchrl_lang.modules.fast_linear import FastLinear
 from torchrl_lang.modules.hugging_face import check_causal
 from torchrl_lang.text.gguf_files import without_gguf
 
@@ -225,12 +226,13 @@ def fit_vocabulary(lm: PreTrainedModel, vocab_size: int, *, shrink: bool = False
         >>> fit_vocabulary(lm, 13).get_output_embeddings().weight.shape
         torch.Size([13, 8])
     """
-    from torchrl_lang.modules.fast_layers import use_fast_layers
-
-    have = lm.get_input_embeddings().weight.shape[0]
+    have, head = lm.get_input_embeddings().weight.shape[0], lm.get_output_embeddings()
     if vocab_size > have or (shrink and vocab_size < have):
         lm.resize_token_embeddings(vocab_size)
-        use_fast_layers(lm)  # the head may be a new one
+        if isinstance(head, FastLinear):  # the new one is not
+            from torchrl_lang.modules.fast_layers import use_fast_layers  # imports transformers
+
+            use_fast_layers(lm.get_output_embeddings())
     return lm
 
 
