@@ -118,7 +118,7 @@ def read_control_turns(
     agent_first, stop = tokens[0] == control.begin_action, len(tokens) - ended
     turns, start, cut = [], 1, False
     while start < stop:
-        # After a begin-of-state token it is the environment's: a game that goes on in this row repeats it.
+        # After a begin-of-state token it is the environment's: a row that continues a game repeats it.
         is_end = tokens[start] == control.end_of_action and (start > 1 or agent_first)
         by_agent = agent[start] or is_end
         mark = control.end_of_action if by_agent else control.end_of_state
