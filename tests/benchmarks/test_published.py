@@ -11,16 +11,17 @@ from torchrl_lang.recipes import compare
 SMALL = {"steps": 2, "layers": 1, "width": 16, "heads": 2, "batch-size": 4, "eval-every": 2, "eval-games": 4}
 
 
-def test_ilql_alone_has_its_options(tmp_path):
-    runs = planned(Setting("maze", {"steps": 2}, {"expectile": 0.9}), tmp_path / "maze-3", ["BC", "ILQL"], 3)
-    assert [run.method for run in runs] == ["ilql", "bc"]
-    assert runs[0].command()[:4] == ["train", "ilql", "--out", str(tmp_path / "maze-3" / "ilql")]
-    assert runs[0].options == {"steps": 2, "data": tmp_path / "maze-3" / "data", "seed": 3, "expectile": 0.9}
-    assert "expectile" not in runs[1].options
+def test_methods_with_values_have_options_of_their_own(tmp_path):
+    setting, home = Setting("maze", {"steps": 2}, {"beta": 1}, {"expectile": 0.9}), tmp_path / "maze-3"
+    runs = planned(setting, home, ["BC", "Monte-Carlo returns", "ILQL"], 3)
+    assert [run.method for run in runs] == ["ilql", "monte-carlo", "bc"]
+    assert runs[0].command()[:4] == ["train", "ilql", "--out", str(home / "ilql")]
+    shared = {"steps": 2, "data": home / "data", "seed": 3}
+    assert [run.options for run in runs] == [shared | {"beta": 1, "expectile": 0.9}, shared | {"beta": 1}, shared]
 
 
 def test_a_small_table(tmp_path, monkeypatch, capsys):
-    small = Setting("maze --games 40", SMALL, {"beta": 1}, choice_games=4, report_games=6)
+    small = Setting("maze --games 40", SMALL, {"beta": 1}, {}, choice_games=4, report_games=6)
     monkeypatch.setitem(published.TASKS, "maze", small)
     monkeypatch.setattr(published, "RESULTS", tmp_path)
     for module in (published, compare):  # no processes of their own, which take long to begin
