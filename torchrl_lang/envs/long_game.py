@@ -15,7 +15,7 @@ from torchrl_lang.envs.language_env import Reply, TaskState
 from torchrl_lang.envs.row_state import Rows, Utterance, complete_opening, complete_reply, where_rows
 from torchrl_lang.envs.seeded_env import flags
 from torchrl_lang.envs.text_game import TextGameEnv
-from torchrl_lang.functional.decisions import shift_right, utterance_ends
+from torchrl_lang.functional.decisions import begins_utterance, utterance_ends
 from torchrl_lang.schema import CONTINUED
 from torchrl_lang.text.chat_tokenizer import ChatTokenizer
 from torchrl_lang.text.tokenizers import Tokenizer
@@ -132,9 +132,9 @@ class LongGameEnv(TextGameEnv):
         return *self._pad(texts), {**task, **kept, "continued": continued}
 
     def _restore(self, rows: Rows, task: TaskState, fresh: Tensor, options: TensorDictBase | None) -> TaskState:
-        agent, control = rows.agent_mask, self.tokenizer.control
-        ends = utterance_ends(rows.tokens, rows.attention_mask, agent, control.end_of_action)
-        begins = agent & ~shift_right(agent & ~ends)
+        end = self.tokenizer.control.end_of_action
+        ends = utterance_ends(rows.tokens, rows.attention_mask, rows.agent_mask, end)
+        begins = begins_utterance(rows.agent_mask, ends)
         for row in fresh.nonzero().flatten().tolist():
             self._layouts[row].starts.extend(begins[row].nonzero().flatten().tolist())
         return super()._restore(rows, task, fresh, options)

@@ -32,8 +32,11 @@ def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         >>> fast_linear(torch.ones(1024, 64), torch.ones(256, 64), torch.ones(256)).unique()
         tensor([65.])
     """
-    if not uses_onednn(x, weight, bias):
-        return F.linear(x, weight, bias)
+    return onednn_linear(x, weight, bias) if uses_onednn(x, weight, bias) else F.linear(x, weight, bias)
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """:func:`fast_linear` where :func:`uses_onednn` holds, which is not checked again."""
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
     product = _Linear.apply if differentiable else _product
     if x.ndim == 2:

@@ -143,10 +143,10 @@ def test_other_histories_are_refused(before, now, message, tmp_path):
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_symmetries_change_from_stream_to_stream_and_when_histories_are_replaced(is_recorded, tmp_path, drawn):
-    given = {"history": tmp_path / "history"} if is_recorded else {}
-    if is_recorded:
-        recorded(tmp_path / "history")
-    windows = windows_of(**given, symmetries=True)
+    history = tmp_path / "history" if is_recorded else None
+    if history is not None:
+        recorded(history)
+    windows = windows_of(history=history, symmetries=True)
     for _ in range(2 * EVERY):
         batch = windows.sample()
     *plain, turned = drawn

@@ -20,7 +20,7 @@ _META = frozenset(
 )
 """First words of commands that leave the game, write files, undo, or print hidden state. ``n`` (north) is allowed."""
 _META_BEGINNINGS = ("print_st", "superbrie", "transcrip", "tw-")
-"""What others of these words begin with. The engine reads no more of a word: to it "print_stuff" is print_state."""
+"""Beginnings of further such words. The engine reads no more of a word: to it "print_stuff" is print_state."""
 
 WORD = re.compile(r"type [a-z0-9]\b|[a-z]+(?:-[a-z]+)*")
 """A word in lower case, such as "half-eaten"; a mark such as "type y", as of a keycard, counts as one."""

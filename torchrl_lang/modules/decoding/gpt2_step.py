@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Attention, GPT2Block, GPT2Model
 from transformers.pytorch_utils import Conv1D
 
-from torchrl_lang.functional.fast_linear import fast_linear, uses_onednn
+from torchrl_lang.functional.fast_linear import onednn_linear, uses_onednn
 from torchrl_lang.modules.decoding.cache import RowCache, scores
 from torchrl_lang.modules.fast_layers import FastConv1D
 from torchrl_lang.modules.trunk import Trunk
@@ -155,7 +155,7 @@ class _Layer:
 
     def __call__(self, x: Tensor, buffer: _Buffer, name: str) -> Tensor:
         if self.fast and uses_onednn(x, self.weight.mT, self.bias):
-            return fast_linear(x, self.weight.mT, self.bias)
+            return onednn_linear(x, self.weight.mT, self.bias)
         return torch.addmm(self.bias, x, self.weight, out=buffer(name, x.shape[0], self.weight.shape[1]))
 
 
