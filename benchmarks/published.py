@@ -46,7 +46,7 @@ TASKS: dict[str, Setting] = {
         "maze --observation full", {**SHORT, "layers": 2, "steps": 3000, "eval-every": 300}, MAZE, BEST_MOVES
     ),
     "cities": Setting("questions --subject cities", QUESTIONS, {}, {"beta": 2}),
-    "things": Setting("questions", QUESTIONS, {}, {"beta": 2}),
+    "things": Setting("questions", {**QUESTIONS, "lr": 3e-3, "steps": 4000, "eval-every": 1000}, {}, {"beta": 2}),
 }
 METHODS = ("BC", "BC best 10 %", "DT", "Monte-Carlo returns", "ILQL")
 

@@ -29,19 +29,21 @@ class World(NamedTuple):
 
 GAMES = "--kind custom --template lower --exchange --games 640 --valid 40 --test 100 --action-length 24"
 EXPERT = "--first-command inventory --episodes 8000"
+FEW = "--first-command inventory --episodes 100 --batch 100 --copies 80"
+"""100 demonstrations, each written 80 times with other names."""
 BC = "--layers 3 --width 128 --steps 4500 --batch-size 16 --lr 3e-3 --eval-every 900 --eval-games 100"
 PPO = "--iterations 30 --games 128 --eval-every 10 --eval-games 80"
 WORLDS = {"w2-o3-q4": World(12, 768), "w4-o6-q8": World(24, 2048)}
 REPORT = 2_000_000
 
 
-def run(folder: Path, world: str, seed: int) -> dict[str, dict[str, float]]:
+def run(home: Path, world: str, expert: str, seed: int) -> dict[str, dict[str, float]]:
     """Make, train and play what is missing of a world; the share of test games won, by method and decoding."""
-    limits, home = WORLDS[world], folder / f"{world}-{seed}"
+    limits = WORLDS[world]
     data, bc, ppo = (home / name for name in ("data", "bc", "ppo"))
     games = f"{GAMES} --world {world} --max-turns {limits.turns} --row-length {limits.row_length}"
     commands = {
-        data: ["generate", "textworld", *games.split(), *EXPERT.split()],
+        data: ["generate", "textworld", *games.split(), *expert.split()],
         bc: ["train", "bc", "--data", str(data), *BC.split()],
         ppo: ["train", "ppo", "--start", str(bc), "--turns", str(limits.turns), *PPO.split()],
     }
@@ -74,12 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/textworld_worlds"), help="folder of all runs")
     parser.add_argument("--worlds", nargs="*", choices=WORLDS, default=list(WORLDS), help="default: all")
     parser.add_argument("--seeds", type=int, default=1, help="training seeds (default: 1)")
+    parser.add_argument("--few", action="store_true", help="100 demonstrations in place of 8,000")
     options = parser.parse_args(arguments)
+    expert, ending = (FEW, "-few") if options.few else (EXPERT, "")
     for world in options.worlds:
-        found = [run(options.out, world, seed) for seed in range(options.seeds)]
-        record = {"machine": machine(), "games": GAMES, "expert": EXPERT, "bc": BC, "ppo": PPO, "won": found}
-        write_file(RESULTS / f"textworld_{world}.json", json.dumps(record, indent=2) + "\n")
-        print(f"{world}, test games won: {found}", flush=True)
+        name = world + ending
+        found = [run(options.out / f"{name}-{seed}", world, expert, seed) for seed in range(options.seeds)]
+        record = {"machine": machine(), "games": GAMES, "expert": expert, "bc": BC, "ppo": PPO}
+        write_file(RESULTS / f"textworld_{name}.json", json.dumps({**record, "won": found}, indent=2) + "\n")
+        print(f"{name}, test games won: {found}", flush=True)
 
 
 if __name__ == "__main__":

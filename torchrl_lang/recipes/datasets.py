@@ -47,7 +47,7 @@ def main(options: DataOptions) -> Path:
 def _notes(options: DataOptions, task: Task, maker: EpisodeSampler | None) -> dict[str, Any]:
     """Notes of the dataset; with a sampler also the number of games, as it may make several rows of one."""
     notes = task.notes() | options.notes()
-    return notes if maker is None else {**maker.notes(), **notes, "games": task.number_of_episodes(options)}
+    return notes if maker is None else {"games": task.number_of_episodes(options), **maker.notes(), **notes}
 
 
 def generate_once(options: DataOptions) -> Path:

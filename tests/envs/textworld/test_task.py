@@ -14,9 +14,10 @@ pytest.importorskip("textworld", reason="the extra 'textworld' is not installed"
 from tests.engines import reused
 from torchrl_lang._files import FileError
 from torchrl_lang.data import load_dataset
+from torchrl_lang.data.generate import play_to_end, seed_of_games
 from torchrl_lang.envs.textworld import ExpertPlayer, RandomAdmissiblePlayer
 from torchrl_lang.envs.textworld.games import GameSets, game_texts, solution, split_games, theme_words
-from torchrl_lang.envs.textworld.task import TextWorldData, TextWorldTask
+from torchrl_lang.envs.textworld.task import ExchangedCopies, TextWorldData, TextWorldTask
 from torchrl_lang.envs.textworld.text import TEMPLATES
 from torchrl_lang.evaluation import play_games
 from torchrl_lang.recipes import datasets, evaluate
@@ -99,6 +100,24 @@ def test_names_of_all_custom_games_are_symbols_and_trade_places_in_training_game
         tokenizer.symbols[number] for number in tokenizer.encode("take type 7 boysenberry from non-euclidean spork")
     ]
     assert symbols[-7:] == ["7 ", "boysenberry", " from", " non", "-", "euclidean", " spork"]
+
+
+def test_a_copy_is_what_game_and_expert_write_with_other_names(games, tmp_path, monkeypatch):
+    monkeypatch.setattr(TextWorldTask, "sets", lambda _: GameSets(*[(games["custom"],)] * 3))
+    fields = {"kind": "custom", "template": "lower", "action_length": 24, "row_length": 2500}
+    options = TextWorldData(out=tmp_path / "data", **fields, exchange=True, episodes=2, copies=3)
+    with closing(options.task().env(1, offers="expert", order="cycle")) as env:  # its first game has its own names
+        given, copy = ExchangedCopies(env, ExpertPlayer(), copies=2)(range(1), seed=0).unbind(0)
+        names = torch.tensor([seed_of_games(0, range(1)) + 1])
+        played = play_to_end(env, ExpertPlayer(), env.reset(game_seed=names))[0].select(*copy.keys())
+    assert (given["tokens"] != copy["tokens"]).any()
+    assert (played == copy).all()
+    dataset, task = open_dataset(datasets.main(options))
+    rows = dataset[:]
+    assert task == options.task()
+    assert len(rows["tokens"].unique(dim=0)) == len(rows) == 6
+    with pytest.raises(ValueError, match="add --exchange"):
+        TextWorldData(out=tmp_path, **fields, copies=2)
 
 
 def test_a_world_names_rooms_objects_and_commands(tmp_path):

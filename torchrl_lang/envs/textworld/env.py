@@ -25,6 +25,7 @@ from torchrl_lang.envs.textworld.text import (
     WORD,
     Template,
     clean_command,
+    exchange_pairs,
     exchanged,
     is_meta,
     without_reply,
@@ -170,9 +171,7 @@ class TextWorldEnv(TextGameEnv):
         """The exchanged words in the episode of a seed, from the engine's and back."""
         if not self.exchange or seed < len(self.games):
             return {}, {}
-        order = torch.randperm(len(self.exchange), generator=torch.Generator().manual_seed(seed)).tolist()
-        pairs = [(self.exchange[other], word) for other, word in zip(order, self.exchange, strict=True)]
-        return dict(pairs), {word: other for other, word in pairs}
+        return exchange_pairs(self.exchange, seed)
 
     def _shown_text(self, row: int, text: str) -> str:
         """A text or command of the engine in the template's case, with the words of the row's episode."""

@@ -6,14 +6,16 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, get_args
 
+from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_lang._checks import check_options
 from torchrl_lang._files import write_file
+from torchrl_lang.data.generate import EpisodeSampler, Policy, PolicySampler, cat_rows, seed_of_games
 from torchrl_lang.envs.textworld.env import TextWorldEnv
 from torchrl_lang.envs.textworld.games import (
     Apart,
@@ -25,11 +27,12 @@ from torchrl_lang.envs.textworld.games import (
     theme_words,
 )
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.envs.textworld.text import TEMPLATES, clean_command, is_meta
+from torchrl_lang.envs.textworld.text import TEMPLATES, clean_command, exchange_pairs, exchanged, is_meta
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
-from torchrl_lang.text import CharTokenizer, word_tokenizer
+from torchrl_lang.schema import ROW_KEYS, TERMINATED, TRUNCATED
+from torchrl_lang.text import CharTokenizer, Episode, from_row, to_rows, word_tokenizer
 from torchrl_lang.text.chat_tokenizer import padded_action
 
 _BY_KIND: dict[str, dict[str, Any]] = {
@@ -38,6 +41,35 @@ _BY_KIND: dict[str, dict[str, Any]] = {
 }
 """Template and limits for each kind of game."""
 _OTHER_KINDS = {"template": "short", "row_length": 1024, "action_length": 16, "max_turns": 30}
+
+
+class ExchangedCopies(PolicySampler):
+    """Games of a policy, each several times: copies have the names of ``env.exchange`` in other places.
+
+    A copy is what the game and the policy would have written with other names. One that does not fit into a row ends
+    earlier, truncated, with a warning.
+
+    Args:
+        env: see :class:`PolicySampler`; an environment with ``exchange``.
+        policy: see :class:`PolicySampler`.
+        copies: rows of each game, the game itself among them.
+    """
+
+    def __init__(self, env: TextWorldEnv, policy: Policy, *, copies: int) -> None:
+        super().__init__(env, policy)
+        self.words, self.copies = env.exchange, copies
+
+    def __call__(self, numbers: range, seed: int) -> TensorDict:
+        """See ``EpisodeSampler.__call__``."""
+        games = super().__call__(numbers, seed).select(*ROW_KEYS, TERMINATED, TRUNCATED)
+        episodes = [from_row(row, self.tokenizer) for row in games.unbind(0)]
+        first = seed_of_games(seed, numbers) + 1
+        copies = [self._copy(episode, first + n) for n, episode in enumerate(episodes * (self.copies - 1))]
+        return cat_rows([games, to_rows(copies, self.tokenizer, self.row_length, on_overflow="truncate")])
+
+    def _copy(self, episode: Episode, seed: int) -> Episode:
+        words, _ = exchange_pairs(self.words, seed)
+        return replace(episode, turns=[replace(turn, text=exchanged(turn.text, words)) for turn in episode.turns])
 
 
 @dataclass(frozen=True)
@@ -150,6 +182,14 @@ class TextWorldTask(Task):
             found = f"no command of a game with up to {self.action_length} tokens, such as inventory"
             raise ValueError(f"--first-command {command!r} is {found}.")
         return action
+
+    def maker(self, options: TextWorldData) -> EpisodeSampler | None:
+        """Copies of the experts' games, if there are to be several of each."""
+        if options.copies == 1:
+            return None
+        player = self.behavior_policy(options)
+        env = self.env(min(options.batch, options.episodes), **player.env_options)
+        return ExchangedCopies(env, player.policy, copies=options.copies)
 
     def number_of_episodes(self, options: TextWorldData) -> int:
         """Number of episodes."""

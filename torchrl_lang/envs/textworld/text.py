@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
+
+import torch
 
 REFUSED = "That is not a command of this game."
 """The reply to a command for the engine, which is not passed on."""
@@ -64,6 +66,20 @@ def exchanged(text: str, words: Mapping[str, str]) -> str:
         'a steel box'
     """
     return WORD.sub(lambda found: words.get(found[0], found[0]), text) if words else text
+
+
+def exchange_pairs(words: Sequence[str], seed: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Words that take each other's places at random, for :func:`exchanged`, and the same the other way round.
+
+    Examples:
+        >>> from torchrl_lang.envs.textworld.text import exchange_pairs
+        >>> there, back = exchange_pairs(["key", "sofa", "attic"], seed=1)
+        >>> sorted(there.values()), {back[word] for word in there.values()} == {*there}
+        (['attic', 'key', 'sofa'], True)
+    """
+    order = torch.randperm(len(words), generator=torch.Generator().manual_seed(seed)).tolist()
+    there = {words[other]: word for other, word in zip(order, words, strict=True)}
+    return there, {word: other for other, word in there.items()}
 
 
 def is_meta(command: str) -> bool:

@@ -93,6 +93,9 @@ class TextWorldData(TextWorldGames, DataOptions):
     """Generate a dataset of TextWorld games by experts, some of whom make random moves."""
 
     episodes: int = option(2000, "episodes to play", ge=1)
+    copies: int = option(
+        1, "times to write each episode, with --exchange: each time with other names, so few demonstrations go far", ge=1
+    )
     epsilon: tuple[float, ...] = option(
         (0.0, 0.1, 0.2), "shares of random commands, one expert for each; they play equally often", ge=0, le=1
     )
@@ -103,9 +106,16 @@ class TextWorldData(TextWorldGames, DataOptions):
         None, "command of each episode's first turn, such as inventory: it lists keys that no other text names"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.copies > 1 and not self.exchange:
+            raise ValueError(f"--copies {self.copies} without --exchange writes equal episodes: add --exchange.")
+
     def notes(self) -> dict[str, Any]:
         """Settings of the episodes beside the task."""
         options = {
+            "episodes": self.episodes,
+            "copies": self.copies,
             "foreign": self.foreign,
             "first_command": self.first_command,
             "batch": self.batch,
