@@ -111,6 +111,15 @@ def test_standardized_values():
     assert not standardized(values, torch.zeros(50, dtype=torch.bool)).any()
 
 
+@pytest.mark.parametrize("value", [-12.3, 0.1, 100.1, 1e5 / 3])
+def test_equal_values_whose_mean_is_rounded_become_zero(value):
+    for n in (3, 8, 16, 1000):
+        values = torch.full((n,), value)
+        given = torch.cat([values, torch.randn(9)]), torch.arange(n + 9) < n
+        for found in (standardized(values), standardized(*given), group_advantages(values, torch.arange(n) % 2)):
+            assert found.abs().amax() < 1e-5
+
+
 GROUPS = [
     # returns, groups, advantages, without scale
     ([1.0, 5.0, 3.0, 5.0], [7, 2, 7, 2], [-(0.5**0.5), 0.0, 0.5**0.5, 0.0], [-1.0, 0.0, 1.0, 0.0]),

@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
+from torchrl.modules import MaskedCategorical, OneHotCategorical
 from transformers import GPT2Model
 
 from tests.modules.toys import KINDS, WIDTH, rows, tiny_lm, without_blocks
-from torchrl_lang.modules import Trunk, causal_lm, language_actor
+from torchrl_lang.modules import LanguageActor, Trunk, UtteranceActor, causal_lm, language_actor
 from torchrl_lang.modules.actor import split_actor
 from torchrl_lang.modules.row_groups import length_groups
+from torchrl_lang.objectives import BCLoss
+from torchrl_lang.schema import ControlTokens
+from torchrl_lang.transforms import KLConstrainedTransform
 
 groups_module = importlib.import_module("torchrl_lang.modules.row_groups")
 
@@ -147,6 +151,38 @@ def test_parts_of_an_actor_in_many_pieces():
     torch.testing.assert_close(parts.head(hidden)["logits"].log_softmax(-1), actor.get_dist(batch.clone()).logits)
     with pytest.raises(ValueError, match="writes 'logits'"):
         split_actor(ProbabilisticTensorDictSequential(*pieces[:-1], prob))
+
+
+class Sharpened(Categorical):
+    """Tokens at another temperature."""
+
+    def __init__(self, logits):
+        super().__init__(logits=2 * logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "found"),
+    [
+        (MaskedCategorical, ["logits", "mask"], r"reads \['logits', 'mask'\]"),
+        (Sharpened, ["logits"], "Sharpened changes them"),
+        (OneHotCategorical, ["logits"], None),
+    ],
+)
+def test_the_distribution_of_an_actor_is_the_softmax_of_its_logits(kind, keys, found):
+    bigrams = TensorDictModule(nn.Embedding(12, 12), ["tokens"], ["logits"])
+    legal = TensorDictModule(lambda logits: torch.ones_like(logits) > 0, ["logits"], ["mask"])
+    prob = ProbabilisticTensorDictModule(in_keys=keys, out_keys=["next_token"], distribution_class=kind)
+    actor = LanguageActor(bigrams, legal, prob)
+    if found is None:
+        assert split_actor(actor).prob is prob
+        return
+    for build in (
+        BCLoss,
+        KLConstrainedTransform,
+        lambda actor: UtteranceActor(actor, ControlTokens(0, 1, 2, 3, 4, 5), 3),
+    ):
+        with pytest.raises(ValueError, match=f"softmax of an actor's logits, but .*{found}.*before the distribution"):
+            build(actor)
 
 
 def best_cost(length, call):

@@ -69,6 +69,18 @@ def test_options_out_of_range_are_named(build, names, value):
             build(**{name: value})
 
 
+def test_terms_of_weight_zero_have_the_dtype_of_the_others(rows):
+    out = make_ppo(entropy_weight=0.0).double()(rows)
+    assert {out[key].dtype for key in out.keys() if key.startswith("loss_")} == {torch.float64}
+
+
+@pytest.mark.parametrize("build", [make_ilql, models.make_utterance_ilql])
+def test_weights_by_sign_are_larger_where_the_advantage_is(build):
+    for temperature in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"above 0 and at most 1, got {temperature}"):
+            build(advantage_weighting="sign", advantage_temperature=temperature)
+
+
 @pytest.mark.parametrize("name", ["token_reward", "token_log_prob", "advantage", "value_target"])
 def test_entries_that_are_not_finite(rows, name):
     row, position = rows["agent_mask"].nonzero()[3].tolist()

@@ -108,7 +108,9 @@ def run(case):
     target_q = torch.stack([dense(target, places, width) for target in targets], 2)
     vocab = q.shape[-1]
     rows["table"] = make_table(v, q, target_q, leaves["logits"]).float()
-    out = table_loss(heads, vocab, **options_of(config))(rows)
+    loss = table_loss(heads, vocab, **{**options_of(config), "advantage_temperature": 1.0})
+    loss.advantage_temperature = config["beta"]  # with the weights' sign the paper's code also takes 0 and 3
+    out = loss(rows)
     sum(value for key, value in out.items() if key.startswith("loss_")).backward()
     tables = [x.detach().numpy() for x in (v, q, target_q, leaves["logits"])]
     weights = {f"{term}_weight" for term in TERMS}

@@ -173,8 +173,9 @@ def standardized(values: Tensor, counted: Tensor | None = None) -> Tensor:
     """
     counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted
     number = _ranks.total(counted.sum())
-    mean = _ranks.total(torch.where(counted, values, 0.0).sum()) / number.clamp_min(1)
-    centred = torch.where(counted, values - mean, 0.0)
+    centred = torch.where(counted, values, 0.0)
+    for _ in range(2):  # the first mean is rounded, which equal values would show
+        centred = torch.where(counted, centred - _ranks.total(centred.sum()) / number.clamp_min(1), 0.0)
     deviation = (_ranks.total(centred.square().sum()) / (number - 1).clamp_min(1)).sqrt()
     return centred / deviation.clamp_min(1e-6)
 
@@ -218,7 +219,9 @@ def group_advantages(
     def total(values: Tensor) -> Tensor:
         return returns.new_zeros(size.shape).index_add(0, which, values)
 
-    centred = returns - (total(returns) / size)[which]
+    centred = returns
+    for _ in range(2):  # the first mean is rounded, which equal returns would show
+        centred = centred - (total(centred) / size)[which]
     others = (size - 1).clamp_min(1)
     deviation = (total(centred.square()) / others).sqrt().clamp_min(1e-6)
     if baseline == "others":

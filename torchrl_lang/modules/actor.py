@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from tensordict import NestedKey
+import torch
+from tensordict import NestedKey, TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -33,7 +34,8 @@ class LanguageActor(ProbabilisticTensorDictSequential):
     """A sequence of modules whose distribution is that of the next token at every position of a row, ``[*B, T]``.
 
     Made by :func:`language_actor`. A trunk of your own (``tokens``, ``attention_mask`` -> ``logits`` ``[*B, T, V]``)
-    and a :class:`~tensordict.nn.ProbabilisticTensorDictModule` make one, too. Losses take any
+    and a :class:`~tensordict.nn.ProbabilisticTensorDictModule` make one, too; its distribution must be the softmax of
+    ``logits``, such as :class:`~torch.distributions.Categorical`. Losses take any
     :class:`~tensordict.nn.ProbabilisticTensorDictSequential` of such parts; a KL penalty scores whole rows for this
     class only.
 
@@ -126,7 +128,7 @@ def split_actor(actor: ProbabilisticTensorDictSequential, hidden: NestedKey = HI
 
     Raises:
         TypeError: ``actor`` is not a :class:`~tensordict.nn.ProbabilisticTensorDictSequential`.
-        ValueError: no module writes ``logits``, or no distribution reads them.
+        ValueError: no module writes ``logits``, no distribution reads them, or it is not their softmax.
 
     Examples:
         >>> from torchrl_lang.modules import causal_lm, language_actor
@@ -145,11 +147,32 @@ def split_actor(actor: ProbabilisticTensorDictSequential, hidden: NestedKey = HI
     if prob is None or not any(key in module.out_keys for module in before):
         keys = [(list(m.in_keys), list(m.out_keys)) for m in modules]
         raise ValueError(f"An actor needs a module that writes 'logits' and a distribution of them, got {keys}.")
+    _check_distribution(prob, key)
     border = next((i for i, module in enumerate(before) if hidden in module.out_keys), len(before) - 1) + 1
     if key != LOGITS:
         before = [_renamed(module, key) for module in before]
     head = before[border:]
     return ActorParts(joined(before[:border]), joined(head) if head else None, prob)
+
+
+def _check_distribution(prob: ProbabilisticTensorDictModule, key: NestedKey) -> None:
+    """Raise ValueError unless the distribution is the softmax of the logits, which losses and decoding compute."""
+    kind: Any = prob.distribution_class
+    name = getattr(kind, "__name__", kind)
+    if len(prob.in_keys) > 1:
+        found = f"{name} reads {prob.in_keys}"
+    elif kind is Categorical and not prob.distribution_kwargs:
+        return
+    else:
+        logits = torch.tensor([[0.0, 1.0, -2.0, 0.5]])
+        own = getattr(prob.get_dist(TensorDict({key: logits}, batch_size=[1])), "logits", logits)
+        if torch.allclose(own.log_softmax(-1), logits.log_softmax(-1), atol=1e-5):
+            return
+        found = f"{name} changes them"
+    raise ValueError(
+        f"Losses and decoding take the softmax of an actor's logits, but {found}: write a mask or a temperature into "
+        f"the logits, by a module before the distribution, or give them to an UtteranceActor."
+    )
 
 
 def _renamed(module: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:

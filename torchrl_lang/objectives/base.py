@@ -157,6 +157,9 @@ def check_named(**options: Any) -> None:
     known = {name: (value, _OPTIONS[name]) for name, value in options.items() if name in _OPTIONS}
     check_given(**{name: known.pop(name) for name in _OPTIONAL & known.keys()})
     check_options(**known)
+    if options.get("advantage_weighting") == "sign" and not 0 < options["advantage_temperature"] <= 1:
+        weights = "advantage_weighting='sign' weighs better actions by advantage_temperature, others by 1 less it"
+        raise ValueError(f"{weights}: give one above 0 and at most 1, got {options['advantage_temperature']}.")
 
 
 class RowLoss(ReferenceHolder, LossModule):
@@ -537,7 +540,8 @@ class RowLoss(ReferenceHolder, LossModule):
 
         Metrics with a value for each decision, or for each place of ``mask``, become means over those that count.
         """
-        zero = batch.reward.new_zeros(batch.shape if self.reduction == "none" else ())
+        computed = next(iter(losses.values()), batch.reward)
+        zero = computed.new_zeros(batch.shape if self.reduction == "none" else ())
         nan = zero.new_full((), torch.nan)
         empty = {name: zero if name.startswith("loss_") else nan for name in self.out_keys}
         counted = batch.counts if mask is None else mask

@@ -74,7 +74,8 @@ class ILQLLoss(QValueLoss):
         margin: by how much the taken action should lead.
         advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning. Give a
             ``weight_clip`` with a large one.
-        advantage_weighting: ``"exp"`` or ``"sign"``.
+        advantage_weighting: ``"exp"``, ``exp(beta * A)``, or ``"sign"``, ``beta`` where ``A > 0`` and ``1 - beta``
+            elsewhere, with ``0 < beta <= 1``.
         weight_clip: upper bound of the policy's weights, ``transition_weight`` included.
         transition_weight: weight in the policy's loss of tokens that the environment wrote.
         value_min, value_max: bounds of the target Q.

@@ -77,7 +77,8 @@ class UtteranceILQLLoss(QValueLoss):
         expectile: ``tau`` in (0, 1).
         value_weight, qvalue_weight, actor_weight: weights of the terms. One of weight zero is not computed.
         advantage_temperature: ``beta`` of the policy's weights; 0 with ``"exp"`` is behaviour cloning.
-        advantage_weighting: ``"exp"`` or ``"sign"``.
+        advantage_weighting: ``"exp"``, ``exp(beta * A)``, or ``"sign"``, ``beta`` where ``A > 0`` and ``1 - beta``
+            elsewhere, with ``0 < beta <= 1``.
         weight_clip: upper bound of the policy's weights, ``transition_weight`` included.
         transition_weight: weight in the policy's loss of tokens that the environment wrote.
         end_of_action: id of the token that ends an utterance; default that of an UtteranceActor. Without it an
