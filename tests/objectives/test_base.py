@@ -77,7 +77,7 @@ def test_terms_of_weight_zero_have_the_dtype_of_the_others(rows):
 @pytest.mark.parametrize("build", [make_ilql, models.make_utterance_ilql])
 def test_weights_by_sign_are_larger_where_the_advantage_is(build):
     for temperature in (0.0, 1.5):
-        with pytest.raises(ValueError, match=f"above 0 and at most 1, got {temperature}"):
+        with pytest.raises(ValueError, match=f"must be above 0 and at most 1, got {temperature}"):
             build(advantage_weighting="sign", advantage_temperature=temperature)
 
 

@@ -158,8 +158,9 @@ def check_named(**options: Any) -> None:
     check_given(**{name: known.pop(name) for name in _OPTIONAL & known.keys()})
     check_options(**known)
     if options.get("advantage_weighting") == "sign" and not 0 < options["advantage_temperature"] <= 1:
-        weights = "advantage_weighting='sign' weighs better actions by advantage_temperature, others by 1 less it"
-        raise ValueError(f"{weights}: give one above 0 and at most 1, got {options['advantage_temperature']}.")
+        weights = "weights are advantage_temperature for better actions and 1 - advantage_temperature for others"
+        found = f"above 0 and at most 1, got {options['advantage_temperature']}"
+        raise ValueError(f"With advantage_weighting='sign' {weights}: it must be {found}.")
 
 
 class RowLoss(ReferenceHolder, LossModule):

@@ -94,7 +94,7 @@ class TextWorldData(TextWorldGames, DataOptions):
 
     episodes: int = option(2000, "episodes to play", ge=1)
     copies: int = option(
-        1, "times to write each episode, with --exchange: each time with other names, so few of them go far", ge=1
+        1, "times to write each episode, each time with other names, to learn from few; needs --exchange", ge=1
     )
     epsilon: tuple[float, ...] = option(
         (0.0, 0.1, 0.2), "shares of random commands, one expert for each; they play equally often", ge=0, le=1
