@@ -147,7 +147,9 @@ def split_actor(actor: ProbabilisticTensorDictSequential, hidden: NestedKey = HI
     if prob is None or not any(key in module.out_keys for module in before):
         keys = [(list(m.in_keys), list(m.out_keys)) for m in modules]
         raise ValueError(f"An actor needs a module that writes 'logits' and a distribution of them, got {keys}.")
-    _check_distribution(prob, key)
+    if difference := _not_softmax(prob, key):
+        what = f"Losses and decoding take the softmax of an actor's logits, but {difference}"
+        raise ValueError(f"{what}: mask or scale them by a module before the distribution, or by an UtteranceActor.")
     border = next((i for i, module in enumerate(before) if hidden in module.out_keys), len(before) - 1) + 1
     if key != LOGITS:
         before = [_renamed(module, key) for module in before]
@@ -155,24 +157,18 @@ def split_actor(actor: ProbabilisticTensorDictSequential, hidden: NestedKey = HI
     return ActorParts(joined(before[:border]), joined(head) if head else None, prob)
 
 
-def _check_distribution(prob: ProbabilisticTensorDictModule, key: NestedKey) -> None:
-    """Raise ValueError unless the distribution is the softmax of the logits, which losses and decoding compute."""
+def _not_softmax(prob: ProbabilisticTensorDictModule, key: NestedKey) -> str:
+    """In which way the distribution differs from the softmax of the logits, on an example; empty if it does not."""
     kind: Any = prob.distribution_class
     name = getattr(kind, "__name__", kind)
     if len(prob.in_keys) > 1:
-        found = f"{name} reads {prob.in_keys}"
-    elif kind is Categorical and not prob.distribution_kwargs:
-        return
-    else:
-        logits = torch.tensor([[0.0, 1.0, -2.0, 0.5]])
-        own = getattr(prob.get_dist(TensorDict({key: logits}, batch_size=[1])), "logits", logits)
-        if torch.allclose(own.log_softmax(-1), logits.log_softmax(-1), atol=1e-5):
-            return
-        found = f"{name} changes them"
-    raise ValueError(
-        f"Losses and decoding take the softmax of an actor's logits, but {found}: write a mask or a temperature into "
-        f"the logits, by a module before the distribution, or give them to an UtteranceActor."
-    )
+        return f"{name} reads {prob.in_keys}"
+    if kind is Categorical and not prob.distribution_kwargs:
+        return ""
+    logits = torch.tensor([[0.0, 1.0, -2.0, 0.5]])
+    own = getattr(prob.get_dist(TensorDict({key: logits}, batch_size=[1])), "logits", logits)
+    same = torch.allclose(own.log_softmax(-1), logits.log_softmax(-1), atol=1e-5)
+    return "" if same else f"{name} changes them"
 
 
 def _renamed(module: TensorDictModuleBase, key: NestedKey) -> TensorDictModuleBase:
