@@ -45,7 +45,10 @@ def main(options: DataOptions) -> Path:
 
 
 def _notes(options: DataOptions, task: Task, maker: EpisodeSampler | None) -> dict[str, Any]:
-    """Notes of the dataset; with a sampler also the number of games, as it may make several rows of one."""
+    """Notes of the dataset; with a sampler also the number of games, as it may make several rows of one.
+
+    A task or its options may have ``games`` of their own.
+    """
     notes = task.notes() | options.notes()
     return notes if maker is None else {"games": task.number_of_episodes(options), **maker.notes(), **notes}
 

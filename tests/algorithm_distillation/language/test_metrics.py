@@ -122,15 +122,14 @@ def test_a_tiny_model_learns_to_predict_rewards():
     def batch():
         return rows[torch.randint(len(rows), (24,), generator=draw)]
 
-    for _ in train_steps(loss, batch, adamw(loss, 8e-3), steps=100, max_grad_norm=1.0):
+    for _ in train_steps(loss, batch, adamw(loss, 4e-3), steps=400, max_grad_norm=1.0):
         pass
     held_out = rows_of(NoisyExpert(env, 20, seed=1).history().flatten(0, 1))  # other histories of the same rooms
     found = language.reward_accuracy(actor, held_out, template, tokenizer)
     tokens = language.next_token_metrics(actor, held_out)
-    # Over seeds and processors: more than 0.11, less than 0.84, more than 0.53.
-    assert found["exact"] > found["constant_exact"] + 0.08
-    assert found["squared_error"] < 0.9 * found["constant_squared_error"]
-    assert found["rank_correlation"] > 0.45
+    assert found["exact"] > found["constant_exact"] + 0.1
+    assert found["squared_error"] < 0.7 * found["constant_squared_error"]
+    assert found["rank_correlation"] > 0.5
     assert tokens["accuracy/observation"] > 0.45  # a third without learning
 
 

@@ -25,7 +25,7 @@ from torchrl_lang.envs.textworld.text import (
     WORD,
     Template,
     clean_command,
-    exchange_pairs,
+    drawn_exchange,
     exchanged,
     is_meta,
     without_reply,
@@ -171,7 +171,8 @@ class TextWorldEnv(TextGameEnv):
         """The exchanged words in the episode of a seed, from the engine's and back."""
         if not self.exchange or seed < len(self.games):
             return {}, {}
-        return exchange_pairs(self.exchange, seed)
+        words = drawn_exchange(self.exchange, seed)
+        return words, {word: other for other, word in words.items()}
 
     def _shown_text(self, row: int, text: str) -> str:
         """A text or command of the engine in the template's case, with the words of the row's episode."""

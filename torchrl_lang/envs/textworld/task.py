@@ -27,7 +27,7 @@ from torchrl_lang.envs.textworld.games import (
     theme_words,
 )
 from torchrl_lang.envs.textworld.players import ExpertPlayer, RandomAdmissiblePlayer
-from torchrl_lang.envs.textworld.text import TEMPLATES, clean_command, exchange_pairs, exchanged, is_meta
+from torchrl_lang.envs.textworld.text import TEMPLATES, clean_command, drawn_exchange, exchanged, is_meta
 from torchrl_lang.evaluation import GameRecords
 from torchrl_lang.recipes.tasks.base import Player, Task, named_player
 from torchrl_lang.recipes.tasks.textworld import PRESETS, TextWorldData, TextWorldPlay
@@ -68,7 +68,7 @@ class ExchangedCopies(PolicySampler):
         return cat_rows([games, to_rows(copies, self.tokenizer, self.row_length, on_overflow="truncate")])
 
     def _copy(self, episode: Episode, seed: int) -> Episode:
-        words, _ = exchange_pairs(self.words, seed)
+        words = drawn_exchange(self.words, seed)
         return replace(episode, turns=[replace(turn, text=exchanged(turn.text, words)) for turn in episode.turns])
 
 

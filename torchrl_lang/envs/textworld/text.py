@@ -68,18 +68,17 @@ def exchanged(text: str, words: Mapping[str, str]) -> str:
     return WORD.sub(lambda found: words.get(found[0], found[0]), text) if words else text
 
 
-def exchange_pairs(words: Sequence[str], seed: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Words that take each other's places at random, for :func:`exchanged`, and the same the other way round.
+def drawn_exchange(words: Sequence[str], seed: int) -> dict[str, str]:
+    """Words that take each other's places at random, for :func:`exchanged`.
 
     Examples:
-        >>> from torchrl_lang.envs.textworld.text import exchange_pairs
-        >>> there, back = exchange_pairs(["key", "sofa", "attic"], seed=1)
-        >>> sorted(there.values()), {back[word] for word in there.values()} == {*there}
-        (['attic', 'key', 'sofa'], True)
+        >>> from torchrl_lang.envs.textworld.text import drawn_exchange
+        >>> words = drawn_exchange(["key", "sofa", "attic"], seed=1)
+        >>> sorted(words) == sorted(words.values())
+        True
     """
     order = torch.randperm(len(words), generator=torch.Generator().manual_seed(seed)).tolist()
-    there = {words[other]: word for other, word in zip(order, words, strict=True)}
-    return there, {word: other for other, word in there.items()}
+    return {words[other]: word for other, word in zip(order, words, strict=True)}
 
 
 def is_meta(command: str) -> bool:
